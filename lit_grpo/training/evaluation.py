@@ -37,6 +37,8 @@ from lit_grpo.types import (
 )
 
 _KEY = "model.evaluation.accuracy"
+_ROUNDING = 1e-6
+"""How far outside 0 to 1 an accuracy may be: a mean of several values is rounded."""
 
 
 @dataclass(kw_only=True)
@@ -44,8 +46,8 @@ class Evaluation:
     """How accuracy on held-out prompts is measured.
 
     Args:
-        accuracy: The reward that says whether a completion is right (value 1), or several for
-            different sources of a mixture; null uses ``MathReward``.
+        accuracy: The reward that says whether a completion is right (value 1; others from 0 count
+            in part), or several for different sources of a mixture; null uses ``MathReward``.
         num_samples: Completions per prompt at the training temperature, for ``val/avg@n`` and
             ``val/pass@k``; 0 measures greedy accuracy only.
         pass_at: Values of k for ``val/pass@k``, from 1 to ``num_samples``; null uses
@@ -142,7 +144,8 @@ class Evaluation:
 
         Raises:
             EngineFailed: the engine of any rank cannot sample them.
-            UserCodeFailed: the accuracy has a bug, or the engine of any rank (`EngineBug`).
+            UserCodeFailed: the accuracy has a bug or gives a value that is none, or the engine of
+                any rank has a bug (`EngineBug`).
             StepAbandoned: a callback ended the run during the wait.
         """
 
@@ -191,7 +194,8 @@ class Evaluation:
             pending.cancel()
             raise
         rollouts = scoring.result()
-        if bug := any_failure(self._find_bug(score_status(rollouts, list(self.suite.weights)))):
+        bug = self._find_bug(score_status(rollouts, list(self.suite.weights)))
+        if bug := any_failure(bug or _find_other_value(rollouts)):
             raise UserCodeFailed(bug)
         scoring.warn_of_bugs()
         return rollouts
@@ -212,6 +216,22 @@ def _values(rollouts: RolloutBatch) -> Tensor:
     """Return [B, G] values of the accuracy before its weight; NaN on rows without a score."""
     parts = [*rollouts.parts.values()]
     return reduce(lambda values, more: torch.where(values.isnan(), more, values), parts)
+
+
+def _find_other_value(rollouts: RolloutBatch) -> str:
+    """Describe the first value that is no accuracy, and would be logged as one."""
+    for group in rollouts.groups:
+        for name, scores in group.scores.items():
+            for value in (score.value for score in scores if score.value is not None):
+                if not -_ROUNDING <= value <= 1 + _ROUNDING:
+                    return (
+                        f"the accuracy {name!r} must give values from 0 to 1, got {value:g} for "
+                        f"row {group.prompt.id} (their mean is logged as val/accuracy, and pass@k "
+                        "counts the value 1 as right). Return 1.0 for a completion that is right, "
+                        "0.0 for one that is wrong, and None if that cannot be told. Or set "
+                        f"{_KEY} to another reward."
+                    )
+    return ""
 
 
 def _check_sources(accuracies: Sequence[Reward]) -> None:

@@ -10,6 +10,7 @@ from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.training import Evaluation
 from lit_grpo.training.evaluation import pass_at_k
 from lit_grpo.training.metrics import Metrics
+from lit_grpo.types import UserCodeFailed
 
 PROMPTS = [prompt("1+1=", id="a", answer="2"), prompt("2+2=", id="b", answer="4")]
 
@@ -70,6 +71,23 @@ def test_completions_without_a_score_are_excluded_and_counted():
     assert values["val/unscored_fraction"] == 0.5
     for name in ("accuracy", "avg@2", "pass@1", "pass@2"):
         assert values[f"val/{name}"] == 1.0, name
+
+
+@pytest.mark.parametrize("value", [3.5, -1.0])
+def test_a_value_that_is_no_accuracy_is_refused_with_its_row(value):
+    def score(completions, answer, **columns):
+        return [value if gold == "4" else 1.0 for gold in answer]
+
+    message = f"the accuracy 'score' must give values from 0 to 1, got {value:g} for row b .*Return"
+    with pytest.raises(UserCodeFailed, match=message):
+        evaluate(Evaluation(accuracy=score))
+
+
+def test_an_accuracy_may_be_partial_and_rounded():
+    def score(completions, answer, **columns):
+        return [1 + 2e-7 if gold == "4" else 0.5 for gold in answer]
+
+    assert evaluate(Evaluation(accuracy=score))["val/accuracy"] == pytest.approx(0.75)
 
 
 def test_several_accuracies_measure_the_prompts_of_their_sources():
