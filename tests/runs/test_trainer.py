@@ -253,6 +253,23 @@ def test_an_error_has_the_exit_code_that_the_command_line_would_return(tmp_path)
     assert trainer.exit_code == 2
 
 
+def test_a_callback_that_fails_at_the_end_does_not_cost_the_last_checkpoint(whole, tmp_path):
+    class Broken(Callback):
+        def on_train_end(self, *_):
+            raise ZeroDivisionError("of this callback")
+
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, Broken())
+    assert read_manifest((tmp_path / "checkpoints/last.ckpt").resolve()).rollout_step == 3
+    assert not (tmp_path / "final").exists()
+    _, module = train(tmp_path, ckpt_path="last")
+    assert (tmp_path / "final/model.safetensors").exists()
+    _, module = train(tmp_path, ckpt_path="last", max_steps=4)
+    _, undisturbed = train(tmp_path / "undisturbed", max_steps=4)
+    for name, expected in weights(undisturbed).items():
+        assert torch.equal(weights(module)[name], expected), name
+
+
 def test_an_exception_does_not_hide_why_the_run_was_about_to_end(tmp_path):
     class Fails(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loops.fit_loop import _FitLoop as FitLoop
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.diagnostics.monitors import describe_unknown
@@ -37,7 +39,7 @@ from lit_grpo.runs.files.events import num_finished_steps
 from lit_grpo.runs.files.metrics import MetricsFile
 from lit_grpo.runs.safe_points import is_between_steps
 from lit_grpo.stopping import get_stop_reason
-from lit_grpo.types import check_init, check_range
+from lit_grpo.types import as_rank_lost, check_init, check_range
 
 log = logging.getLogger(__name__)
 
@@ -219,6 +221,15 @@ class Checkpoints(Callback):
         for other in self._sharing_callbacks(trainer):
             # Otherwise it would write the file again if training ends before its own first save.
             other._last_checkpoint_saved = str(self.directory / LAST)
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Write the last checkpoint all the same if an earlier ``on_train_end`` has failed."""
+        frames = (frame.f_code for frame, _ in traceback.walk_tb(exception.__traceback__))
+        is_at_end = FitLoop.on_run_end.__code__ in frames
+        if is_at_end and self._moment != "end" and as_rank_lost(exception) is None:
+            self.on_train_end(trainer, pl_module)
 
     def _save(self, trainer: L.Trainer) -> None:
         start = time.monotonic()
