@@ -155,7 +155,18 @@ def stop_run(trainer: L.Trainer, reason: StopReason) -> None:
     Call it on every rank at the same step. The validation is skipped because the engine that would
     generate its completions may be dead, and a scheduler that ends a run does not wait for one.
     Loggers get no row of a step that is left undone.
+
+    Raises:
+        UserError: the reason is something else, such as a text.
     """
+    from lit_grpo.types import StopReason, UserError  # torch
+
+    if not isinstance(reason, StopReason):
+        raise UserError(
+            f"stop_run must get a StopReason, got {reason!r:.80} (its exit code says to scripts "
+            "how the run ended). Write stop_run(trainer, StopReason(exit_code=20, message=…)), "
+            "which is in lit_grpo.types."
+        )
     if get_stop_reason(trainer) is None:
         if trainer.is_global_zero:
             _warn_of_taken(reason.exit_code)

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 
 import pytest
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 from processes import running
 from toy_rollouts import fit, outputs, rollouts
 from worker_processes import is_alive, wait_until
@@ -63,6 +63,14 @@ def test_a_number_of_a_callback_that_is_taken_is_warned_of_and_used(exit_code, n
     assert len(warnings) == bool(name)
     assert all(f"exit code {exit_code} of" in one for one in warnings)
     assert all(f"write ExitCode.{name} if" in one for one in warnings)
+
+
+@pytest.mark.parametrize("reason", ["enough for now", 20, None])
+def test_what_is_no_reason_to_stop_is_refused_with_what_to_write(reason):
+    step = outputs(rollouts([[0.0, 1.0]]))
+    stop = LambdaCallback(on_train_batch_end=lambda trainer, *_: stop_run(trainer, reason))
+    with pytest.raises(UserError, match=rf"a StopReason, got {reason!r} .*StopReason\(exit_code="):
+        fit(lambda _: step, [stop], steps=1)
 
 
 def test_a_run_that_nothing_stopped_has_no_reason():
