@@ -22,6 +22,7 @@ MAX_BUG_CHARACTERS = 4000
 PROGRAMMING_ERRORS = (
     LookupError, TypeError, ValueError, AttributeError, NameError, ArithmeticError, AssertionError,
     ImportError, SyntaxError, NotImplementedError, RecursionError, re.error, SystemExit,
+    MemoryError,
 )  # fmt: skip
 """Exceptions that usually mean a mistake in the code, such as a missing column."""
 

@@ -45,6 +45,8 @@ def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, A
     try:
         scores = _score(prompt, completions, start_time)
     except BaseException as error:  # user code may raise anything, even SystemExit
+        if isinstance(error, MemoryError):
+            error.add_note("A worker may allocate at most max_memory_gb of its ProcessReward.")
         scores = failed_scores(error, len(completions), time.perf_counter() - start_time)
     return [asdict(one) for one in as_permanent(scores)]
 

@@ -99,7 +99,14 @@ class NoJSON(OSError, ValueError):
 
 
 @pytest.mark.parametrize(
-    "error", [KeyError("gold"), SystemExit(2), ValueError("no number"), re.error("unbalanced")]
+    "error",
+    [
+        KeyError("gold"),
+        SystemExit(2),
+        ValueError("no number"),
+        re.error("unbalanced"),
+        MemoryError(),
+    ],
 )
 def test_a_mistake_in_the_code_is_a_bug(error):
     assert failed_scores(error, 1, 0.5)[0].bug

@@ -50,6 +50,14 @@ def test_what_the_reward_raises_or_returns_becomes_an_outcome(score, code, outco
     assert detail in fields["detail"]
 
 
+def test_too_little_memory_is_a_bug_that_names_the_limit_of_a_worker(score):
+    (fields,) = score(RunCode(), "raise MemoryError")
+    assert (fields["outcome"], fields["detail"], fields["is_permanent"]) == (
+        "error", "MemoryError", True,
+    )  # fmt: skip
+    assert "at most max_memory_gb of its ProcessReward" in fields["bug"]
+
+
 def test_a_value_has_the_seconds_of_its_call(score):
     (fields,) = score(RunCode(factor=2.0), "import time; time.sleep(0.01); value = 1.5")
     assert (fields["value"], fields["outcome"]) == (3.0, "ok")
