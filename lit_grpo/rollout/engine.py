@@ -116,6 +116,9 @@ class RolloutEngine(ABC):
     precision: str = "32-true"
     """The trainer's; it is set before ``start``."""
 
+    policy_vocab_size: int | None = None
+    """Number of tokens that the policy has; it is set before ``start``."""
+
     version: int = -1
     """Policy version of the weights in use; -1 before the first ``load_weights``."""
 
@@ -166,10 +169,11 @@ class RolloutEngine(ABC):
         and weights give the same completions. Closing the iterator aborts the
         completions that are still running.
 
-        A completion has one sampler logprob per token, policy versions for all tokens or none, and
-        a `FinishReason`. Logprobs are at most 0 and finite: minus infinity would put the ratio of
-        policy and sampler at its bound, and metrics such as ``sampler/entropy`` at infinity. An
-        engine that does not keep to this ends the run with an error.
+        A completion has tokens of the policy's vocabulary, one sampler logprob per token, policy
+        versions for all tokens or none, and a `FinishReason`. Logprobs are at most 0 and finite:
+        minus infinity would put the ratio of policy and sampler at its bound, and metrics such as
+        ``sampler/entropy`` at infinity. An engine that does not keep to this ends the run with an
+        error.
 
         Raises:
             EngineFailed: the engine can no longer sample.

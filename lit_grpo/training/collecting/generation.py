@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, get_args
 
 from lit_grpo.diagnostics.memory import is_out_of_memory
@@ -38,11 +38,12 @@ ROUNDING = 1e-3
 
 
 def start_engine(engine: RolloutEngine, policy: SampledPolicy) -> None:
-    """Start an engine.
+    """Start an engine, which is told the size of the policy's vocabulary.
 
     Raises:
         EngineBug: it is the user's and raised an exception.
     """
+    engine.policy_vocab_size = policy.model.config.get_text_config().vocab_size
     with _bugs_of_users(engine, "start"):
         engine.start(policy)
 
@@ -97,6 +98,7 @@ def generate(
             )
         del missing[row]
         _check_completion(name, row, completion)
+        _check_tokens(name, row, completion.token_ids, engine.policy_vocab_size)
         yield row, completion
     if missing:
         few = ", ".join(map(str, [*missing][:SHOWN_ROWS])) + ", …" * (len(missing) > SHOWN_ROWS)
@@ -196,6 +198,29 @@ def _check_completion(name: str, row: int, completion: Completion) -> None:
             f"{row}. Set sampler_logprobs of the Completion to the natural logarithms of the "
             "probabilities with which its tokens were sampled."
         )
+
+
+def _check_tokens(name: str, row: int, ids: Sequence[int], vocab_size: int | None) -> None:
+    """Check that a completion consists of tokens that the policy has, if it is known how many."""
+    if _are_tokens(ids, vocab_size):
+        return
+    wrong = next(one for one in ids if not _are_tokens([one], vocab_size))
+    last = "" if vocab_size is None else f" to {vocab_size - 1}"
+    raise EngineBug(
+        f"{name} must yield token_ids that are whole numbers from 0{last}, the tokens of the "
+        f"policy, got {wrong!r} in row {row}. Set token_ids of the Completion to those that the "
+        "policy's tokenizer gives; another one has other ids."
+    )
+
+
+def _are_tokens(ids: Sequence[int], vocab_size: int | None) -> bool:
+    """Return whether all are whole numbers within the vocabulary."""
+    try:
+        # The sum is a whole number if all are.
+        are_whole = hasattr(sum(ids), "__index__")
+        return are_whole and min(ids, default=0) >= 0 and max(ids, default=0) < (vocab_size or inf)
+    except TypeError:  # one is no number
+        return False
 
 
 def _are_logprobs(values: Sequence[float]) -> bool:

@@ -5,9 +5,10 @@ from dataclasses import replace
 from functools import partial
 from math import inf, nan
 
+import numpy as np
 import pytest
 import torch
-from tiny import completion, prompt
+from tiny import completion, prompt, tiny_policy
 
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
 from lit_grpo.training.collecting.generation import (
@@ -115,6 +116,24 @@ def test_a_logprob_that_is_no_logarithm_of_a_probability_is_shown_with_its_row(w
         list(sampled(Mine([(0, DONE), (1, one)])))
 
 
+@pytest.mark.parametrize("wrong", [999_999, -1, 3.0, None, "7"], ids=str)
+def test_a_token_that_the_policy_has_not_is_shown_with_its_row_and_those_it_has(wrong):
+    engine = Mine([(0, DONE), (1, completion([1, wrong, 3]))])
+    policy = tiny_policy()
+    start_engine(engine, policy)
+    last = policy.model.config.vocab_size - 1
+    what = f"must yield token_ids that are whole numbers from 0 to {last}, the tokens of the policy"
+    with pytest.raises(EngineBug, match=rf"{NAME}{what}, got {wrong!r} in row 1\. Set token_ids"):
+        list(sampled(engine))
+
+
+def test_every_token_of_the_policy_passes_whatever_the_kind_of_its_number():
+    ids = (0, np.int64(5), torch.tensor(6), tiny_policy().model.config.vocab_size - 1)
+    engine = Mine([(row, completion(ids)) for row in range(4)])
+    start_engine(engine, tiny_policy())
+    assert [one.token_ids for _, one in sampled(engine)] == [ids] * 4
+
+
 def test_infinite_logprobs_of_both_signs_are_found():
     one = completion([1, 2], logprobs=[inf, -inf])
     with pytest.raises(EngineBug, match=NAME + "must yield sampler_logprobs .* got inf in row 0"):
@@ -195,7 +214,7 @@ def test_an_exception_in_another_method_is_shown_from_the_users_line_on(call, me
     name = NAME.replace("Mine", "Fails").replace("generate ", f"{method} ")
     what = r"failed:\nTraceback \(most recent call last\):\n  File \"\S+test_generation\.py\""
     with pytest.raises(EngineBug, match=name + what) as caught:
-        call(Fails(KeyError("load_weights")), policy=None)
+        call(Fails(KeyError("load_weights")), tiny_policy())
     assert str(caught.value).endswith(f"KeyError: '{method}'")
 
 
