@@ -39,6 +39,7 @@ from lit_grpo.training.checks.compatibility import (
     refuse_adaptive,
     refuse_contradictions,
 )
+from lit_grpo.training.checks.reward_code import describe_code
 from lit_grpo.training.checks.same_run import plain_settings
 from lit_grpo.training.checks.unused_settings import settings_without_effect
 from lit_grpo.training.collecting.collector import Collector
@@ -231,6 +232,8 @@ class GRPOModule(PolicyModule):
             refuse_adaptive(loader, "with max_head_offpolicyness, as results come too late")
 
     def check_start(self) -> None:
+        code = {one.name: describe_code(one) for one in self.rewards.rewards}
+        self._run_settings.add_reward_code(code)
         super().check_start()
         prompts = self.loader.some_prompts()
         check_prompts_fit(max_positions(self.policy.model.config), self.sampling, prompts)

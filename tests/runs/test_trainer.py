@@ -1,5 +1,7 @@
 """The trainer for scripts and notebooks: the same files as the command line, and exact resume."""
 
+import sys
+
 import pandas as pd
 import pytest
 import torch
@@ -14,7 +16,7 @@ from lit_grpo.callbacks import (
 )
 from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.policy import Policy
-from lit_grpo.rewards import LengthReward, MathReward, Reward
+from lit_grpo.rewards import FunctionReward, LengthReward, MathReward, Reward
 from lit_grpo.rollout import EngineFailed, HFEngine, Sampling
 from lit_grpo.runs.checkpoints.files import read_manifest
 from lit_grpo.runs.files.events import read_events
@@ -86,6 +88,7 @@ def test_a_stopped_run_says_why_and_resumes_to_the_undisturbed_one(whole, tmp_pa
     assert not (tmp_path / "final").exists()
     resumed, module = train(tmp_path, ckpt_path="last")
     assert resumed.stop_reason is None
+    assert "the code of reward" not in (tmp_path / "run.log").read_text()
     for name, expected in weights(whole[2]).items():
         assert torch.equal(weights(module)[name], expected), name
 
@@ -129,6 +132,20 @@ def test_another_run_is_not_resumed_unless_that_is_wanted(tmp_path, changed, mes
     assert trainer.global_step == 3
     trainer, _ = train(tmp_path, ckpt_path="last", changed=changed, max_steps=4)
     assert trainer.global_step == 4
+
+
+def test_a_reward_whose_code_has_changed_is_warned_of_at_a_resume(tmp_path, caplog):
+    def rewards_of(value):
+        path = tmp_path / "my_reward.py"
+        path.write_text(
+            f"def even(completions, **columns):\n    return [{value}] * len(completions)"
+        )
+        sys.modules.pop(f"my_reward at {path.resolve()}", None)  # as in another process
+        return {"rewards": [ShareOfLowBytes(), FunctionReward(f"{path}:even")]}
+
+    train(tmp_path / "run", max_steps=1, changed=rewards_of(0.5))
+    train(tmp_path / "run", max_steps=2, changed=rewards_of(0.25), ckpt_path="last")
+    assert "the code of reward 'even' is not that of the run so far" in caplog.text
 
 
 def test_a_term_for_which_the_checkpoint_has_no_reference_is_refused(tmp_path):

@@ -24,6 +24,8 @@ HARMLESS = ("update.max_tokens_per_micro_batch", "update.max_skipped_steps")
 REFERENCE = "policy.reference_model."
 VALIDATION = "validation.rows"
 """Key of the description of the validation rows, which may change."""
+REWARD_CODE = "rewards.code"
+"""Key of the checksums of the rewards' code, which may change."""
 OTHER_POLICY = (
     "so it belongs to a different policy. Set the policy as it was in that run (model.policy, in "
     "Python the Policy of the module)."
@@ -79,6 +81,22 @@ class RunSettings:
             *(before, rows),
         )
         return True
+
+    def add_reward_code(self, code: Mapping[str, str | None]) -> None:
+        """Take checksums of the rewards' code by their names, and warn of those that have changed.
+
+        It is no error: a comment may have changed, or a bug been mended for the resume.
+        """
+        before = self.before.get(REWARD_CODE, {})
+        self.now[REWARD_CODE] = dict(code)
+        changed = [name for name in code if len({before.get(name), code[name], None}) > 2]
+        if changed:
+            rank_zero_only(log.warning)(
+                "the code of %s is not that of the run so far: rewards from before cannot be "
+                "compared with those from here on, unless only comments have changed. To "
+                "go on with the same rewards, stop, and put the earlier code back.",
+                ", ".join(f"reward {name!r}" for name in changed),
+            )
 
 
 def refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 from lit_grpo.training.checks.same_run import (
+    RunSettings,
     plain_settings,
     refuse_other_policy,
     refuse_other_settings,
@@ -70,3 +71,13 @@ def test_a_checkpoint_of_another_policy_is_refused_without_naming_a_file_of_the_
     with pytest.raises(UserError, match=what) as caught:
         refuse_other_policy(nn.Linear(2, 1, bias=False), saved, set())
     assert "config.yaml" not in str(caught.value)
+
+
+def test_code_of_rewards_that_has_changed_is_warned_of_and_kept_anew(caplog):
+    settings = RunSettings()
+    settings.before = {"rewards.code": {"a": "1", "b": "2", "c": None, "gone": "3"}}
+    code = {"a": "1", "b": "5", "c": "4", "new": "6"}
+    settings.add_reward_code(code)
+    (record,) = caplog.records
+    assert "the code of reward 'b' is not that of the run so far" in record.message
+    assert settings.now["rewards.code"] == code
