@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lit_grpo.runs.checkpoints.schedule import Checkpoints
 from lit_grpo.runs.early_stopping import ResumedEarlyStopping, look_after_validations
 from lit_grpo.runs.files.completions import CompletionsFile
+from lit_grpo.runs.files.earlier_run import warn_of_other_format
 from lit_grpo.runs.files.events import EventsFile
 from lit_grpo.runs.files.metrics import MetricsFile
 from lit_grpo.runs.final_model import FinalModel
@@ -84,11 +85,17 @@ def run_callbacks(
 
 
 class ChecksFirst(Callback):
-    """Let the module check a start before other callbacks write what belongs to a run."""
+    """Let the module check a start before other callbacks write what belongs to a run.
+
+    At a first start it also looks at the run from which the policy comes.
+    """
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if check := getattr(pl_module, "check_start", None):
             check()
+        policy = getattr(pl_module, "policy", None)
+        if policy is not None and trainer.ckpt_path is None:
+            warn_of_other_format(trainer, policy.path)
 
 
 def _refuse_repeated(callbacks: Sequence[Callback]) -> None:

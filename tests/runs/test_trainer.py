@@ -1,5 +1,6 @@
 """The trainer for scripts and notebooks: the same files as the command line, and exact resume."""
 
+import shutil
 import sys
 
 import pandas as pd
@@ -132,6 +133,21 @@ def test_another_run_is_not_resumed_unless_that_is_wanted(tmp_path, changed, mes
     assert trainer.global_step == 3
     trainer, _ = train(tmp_path, ckpt_path="last", changed=changed, max_steps=4)
     assert trainer.global_step == 4
+
+
+def test_a_policy_that_an_earlier_run_trained_on_other_prompts_is_warned_of(
+    whole, tmp_path, caplog
+):
+    shutil.copytree(whole[0] / "final", tmp_path / "warm/final")
+    config = "data: {class_path: lit_grpo.PromptData, init_args: {template: '{{ prompt }}'}}"
+    (tmp_path / "warm/config.yaml").write_text(config)
+    policy = Policy(str(tmp_path / "warm/final"))
+    module = SFTModule(policy, optimizer=sgd, sampling=Sampling(max_tokens=8))
+    data = PromptData([{"prompt": "1+1=", "answer": "2"}], prompts_per_step=1)
+    trainer = Trainer(tmp_path / "run", max_steps=1, accelerator="cpu", enable_progress_bar=False)
+    trainer.fit(module, data)
+    close_logs()
+    assert "of this run (data.template: '{{ prompt }}' -> None), so" in caplog.text
 
 
 def test_a_reward_whose_code_has_changed_is_warned_of_at_a_resume(tmp_path, caplog):
