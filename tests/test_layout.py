@@ -136,26 +136,33 @@ def list_test_files() -> list[Path]:
     return [path for path in files if len(path.parts) > 1 and path.parts[0] not in plain]
 
 
-@pytest.mark.parametrize("path", list_test_files(), ids=str)
-def test_a_test_file_has_the_path_of_its_module(path):
-    modules = {one.stem for one in (PACKAGE / path.parent).glob("*.py")}
-    subject = path.stem.removeprefix("test_")
-    assert any(subject == name or subject.startswith(f"{name}_") for name in modules)
-
-
 WITHOUT_LOGIC = {
     *(f"diagnostics/causes/{name}.py" for name in ("ends", "machine", "policy", "rewards")),
     *("diagnostics/causes/rollouts.py", "objective/inputs.py"),
 }
 """Tables of words, which tests/diagnostics/causes/test_table.py checks, and types."""
 MODULES = {path.relative_to(PACKAGE) for path in FILES.values() if path.stem != "__init__"}
+BY_NAME = {path.with_name(path.stem.strip("_")): path for path in MODULES}
+
+
+def subject_of(test: Path) -> Path | None:
+    """Return the module of a test file: with ``a`` and ``a_b``, ``test_a_b_c`` tests ``a_b``."""
+    words = test.stem.removeprefix("test_").split("_")
+    names = ["_".join(words[:number]) for number in range(len(words), 0, -1)]
+    return next((BY_NAME[one] for name in names if (one := test.with_name(name)) in BY_NAME), None)
+
+
+@pytest.mark.parametrize("path", list_test_files(), ids=str)
+def test_a_test_file_has_the_path_of_its_module(path):
+    assert subject_of(path) is not None
+
+
+TESTED = {subject_of(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py")}
 
 
 @pytest.mark.parametrize("path", sorted(MODULES - set(map(Path, WITHOUT_LOGIC))), ids=str)
-def test_a_module_has_a_test_file_of_its_name(path):
-    name = path.stem.strip("_")
-    folder = TESTS / path.parent
-    assert [*folder.glob(f"test_{name}.py"), *folder.glob(f"test_{name}_*.py")]
+def test_a_module_has_a_test_file_that_is_not_the_one_of_another(path):
+    assert path in TESTED
 
 
 @pytest.fixture(scope="module")

@@ -1,58 +1,24 @@
-"""Datasets that are streamed: every row once an epoch, and the same rows after a resume."""
+"""Trainings on streamed datasets: settings, filters, and the same rows after a resume."""
 
 import json
-import re
-from dataclasses import replace
 
 import datasets
 import pytest
-from data_runs import SaveEverywhere, fit, flat
+from data_runs import SHARD_SIZES, SaveEverywhere, fit, flat, write_shards
 from prepared_data import verifiable_row, write_prepared
 
 from lit_grpo.data import Adaptive, MixtureData, MixtureSource, PromptData, StreamData
-from lit_grpo.data.stream import StreamOrder
 from lit_grpo.types import UserError
-
-SIZES = (7, 5, 4)
 
 
 @pytest.fixture
 def shards(tmp_path):
-    """Return a directory of three files, each a shard."""
-    directory = tmp_path / "shards"
-    directory.mkdir()
-    for shard, size in enumerate(SIZES):
-        rows = [{"prompt": f"{shard}+{n}=", "answer": str(shard + n)} for n in range(size)]
-        lines = "".join(f"{json.dumps(row)}\n" for row in rows)
-        (directory / f"part{shard}.jsonl").write_text(lines)
-    return directory
+    return write_shards(tmp_path / "shards")
 
 
 def stream(shards, **settings) -> StreamData:
     chosen = {"window": 3, "steps_per_epoch": 2, "prompts_per_step": 4} | settings
     return StreamData(str(shards), **chosen)
-
-
-def order_of(data: StreamData, **choices) -> StreamOrder:
-    fit(data, max_steps=1)
-    return StreamOrder("", data._read("train"), (0,), **choices)
-
-
-def ids(prompts) -> list[str]:
-    return [prompt.id for prompt in prompts]
-
-
-def test_every_row_comes_once_an_epoch_by_shards_and_windows(shards):
-    order = order_of(stream(shards))
-    first, second = (ids(order.take(sum(SIZES))) for _ in range(2))
-    assert len(set(first)) == sum(SIZES)
-    assert sorted(first) == sorted(second)
-    assert first != second
-    of_shards = [int(one.split(":")[1]) for one in first]
-    sizes = [of_shards.count(shard) for shard in dict.fromkeys(of_shards)]
-    assert sizes == [SIZES[shard] for shard in dict.fromkeys(of_shards)]  # one after another
-    numbers = [int(one.split(":")[2]) for one in first if one.split(":")[1] == "0"]
-    assert [{*numbers[:3]}, {*numbers[3:6]}, {*numbers[6:]}] == [{0, 1, 2}, {3, 4, 5}, {6}]
 
 
 def test_a_resumed_run_goes_on_with_the_rows_of_an_uninterrupted_one(shards, tmp_path):
@@ -63,15 +29,6 @@ def test_a_resumed_run_goes_on_with_the_rows_of_an_uninterrupted_one(shards, tmp
     for step, hook, path in saver.saved:
         resumed = fit(stream(shards), checkpoint=path, max_steps=11, max_epochs=-1).trained
         assert resumed == expected[step:], f"{hook} after step {step}"
-
-
-def test_rows_that_were_looked_at_come_again_also_from_an_earlier_window(shards):
-    order = order_of(stream(shards))
-    order.take(2)
-    here = order.position()
-    rows = ids(order.take(9))
-    order.move_to(here)
-    assert ids(order.take(9)) == rows
 
 
 def test_rows_that_are_filtered_too_long_or_held_out_are_passed_over(shards, tmp_path):
@@ -87,7 +44,7 @@ def test_rows_that_are_filtered_too_long_or_held_out_are_passed_over(shards, tmp
     data = MixtureData(sources, prompts_per_step=4)
     module = fit(data, max_steps=20, max_epochs=-1)
     assert [len([one for one in batch if "shards" in one]) for batch in module.trained] == [2] * 20
-    assert len({one for one in flat(module.trained) if "shards" in one}) == sum(SIZES)
+    assert len({one for one in flat(module.trained) if "shards" in one}) == sum(SHARD_SIZES)
 
 
 def test_a_saved_dataset_and_a_split_are_streamed(shards, tmp_path):
@@ -108,17 +65,6 @@ def test_a_saved_dataset_and_a_split_are_streamed(shards, tmp_path):
 def test_settings_out_of_range_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
         StreamData("x", **settings)
-
-
-def test_a_filter_on_a_column_that_no_row_has_is_named(shards, caplog):
-    order = order_of(stream(shards))
-    order._stream = replace(order._stream, where={"anwser": "3"})
-    absent = r"no row has the column 'anwser'; they have .*Did you mean answer\?"
-    order.some_prompts(5)
-    warning = caplog.messages[-1]
-    assert re.fullmatch(f"data.where: among the first 5 rows {absent}", warning)
-    with pytest.raises(UserError, match=f"Among the last rows read {absent}"):
-        order.take(1)
 
 
 def test_a_stream_without_a_row_to_train_on_and_one_that_is_not_there_are_errors(shards):

@@ -81,5 +81,18 @@ def write_rows(path: Path, number: int) -> str:
     return str(path)
 
 
+SHARD_SIZES = (7, 5, 4)
+
+
+def write_shards(directory: Path) -> Path:
+    """Write sums to three files of a directory, each a shard; return the directory."""
+    directory.mkdir()
+    for shard, size in enumerate(SHARD_SIZES):
+        rows = [{"prompt": f"{shard}+{n}=", "answer": str(shard + n)} for n in range(size)]
+        lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+        (directory / f"part{shard}.jsonl").write_text(lines)
+    return directory
+
+
 def flat(batches: list[list[str]]) -> list[str]:
     return [prompt_id for batch in batches for prompt_id in batch]
