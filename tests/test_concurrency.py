@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import Future
 from queue import SimpleQueue
 
 import pytest
+from worker_processes import wait_until
 
 from lit_grpo import concurrency
 from lit_grpo.concurrency import (
@@ -142,23 +144,30 @@ def test_a_thread_that_is_stuck_is_abandoned():
     thread._thread.join(60)
 
 
+def is_within(function, thread: int) -> bool:
+    """Return whether a thread is in a call of a function."""
+    frame = sys._current_frames()[thread]
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize(
-    "waiting",
-    [lambda: wait_for(Future()), lambda: take_from(SimpleQueue())],
-    ids=["future", "queue"],
-)
-def test_ctrl_c_that_another_thread_receives_ends_a_wait_soon(waiting):
+@pytest.mark.parametrize(("wait", "source"), [(wait_for, Future()), (take_from, SimpleQueue())])
+def test_ctrl_c_that_another_thread_receives_ends_a_wait_soon(wait, source):
+    main, is_over = threading.get_ident(), threading.Event()
+
     def interrupt():
-        time.sleep(0.2)
+        wait_until(lambda: is_within(wait, main))
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # as the kernel may do
-        time.sleep(30)
+        is_over.wait(30)
 
     threading.Thread(target=interrupt, daemon=True).start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        waiting()
+        wait(source)
     assert time.monotonic() - start < 15
+    is_over.set()
 
 
 def test_waiting_for_a_result_ends_with_it_or_after_the_timeout():

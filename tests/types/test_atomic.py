@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
-from forked import run_in_processes
+from forked import receive, start_process
+from killed import killed_at
+from worker_processes import wait_until
 
 from lit_grpo.types import atomic
 from lit_grpo.types.atomic import replacing
@@ -58,35 +58,18 @@ def test_an_error_leaves_the_old_directory_and_nothing_else(tmp_path):
     assert os.listdir(tmp_path) == ["data"]
 
 
-def killed_at(moment: int, directory: Path) -> bool:
-    """Replace a directory in a process that is killed at one of its calls; False if it ended."""
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1] != 0
-    left = [moment]
-
-    def audit(event: str, arguments: object) -> None:
-        if event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "open", "ctypes.dlsym"):
-            if not left[0]:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left[0] -= 1
-
-    sys.addaudithook(audit)
-    replace(directory, "new")
-    os._exit(0)
-
-
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new_directory(exchanges, tmp_path, monkeypatch):
     if not exchanges:
         monkeypatch.setattr(atomic, "_exchange", lambda one, other: False)
     elif not atomic._exchange(new_directory(tmp_path / "one"), new_directory(tmp_path / "other")):
         pytest.skip("this file system cannot exchange directories")
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # only matters if the machine crashes
     texts, num_missing = [], 0
     for moment in range(200):
         directory = tmp_path / str(moment) / "data"
         replace(directory, "old")
-        is_killed = killed_at(moment, directory)
+        is_killed = killed_at(moment, lambda at=directory: replace(at, "new"))
         num_missing += not directory.exists()
         if not directory.exists():
             assert content(directory.with_name("data.earlier")) == "old"
@@ -111,20 +94,31 @@ def test_what_a_killed_process_has_put_aside_is_put_back_by_the_next_call(tmp_pa
     assert os.listdir(tmp_path) == ["data"]
 
 
-def test_two_processes_write_one_after_the_other(tmp_path):
-    def write(text: str) -> tuple[float, float]:
-        with replacing(tmp_path / "data") as partial:
-            start = time.monotonic()
-            for name in NAMES:
-                (partial / name).parent.mkdir(exist_ok=True)
-                (partial / name).write_text(text)
-                time.sleep(0.1)
-            return start, time.monotonic()
+def waits_for_a_lock(pid: int) -> bool:
+    return any("->" in line and str(pid) in line.split() for line in open("/proc/locks"))
 
-    one, other = sorted(run_in_processes(lambda: write("one"), lambda: write("other")))
-    assert one[1] <= other[0]
-    assert content(tmp_path / "data") in ("one", "other")
-    assert os.listdir(tmp_path) == ["data"]
+
+def test_two_processes_write_one_after_the_other(tmp_path):
+    def write(text, sender):
+        with replacing(tmp_path / "data") as directory:
+            sender.send("within")
+            for name in NAMES:
+                (directory / name).parent.mkdir(exist_ok=True)
+                (directory / name).write_text(text)
+            if text == "one":
+                wait_until((tmp_path / "go").exists)
+
+    one, told = start_process(partial(write, "one"))
+    assert receive(told) == "within"
+    other, told = start_process(partial(write, "other"))
+    wait_until(lambda: waits_for_a_lock(other.pid))
+    assert not told.poll()
+    (tmp_path / "go").touch()
+    assert receive(told) == "within"
+    for process in (one, other):
+        process.join(60)
+    assert content(tmp_path / "data") == "other"
+    assert sorted(os.listdir(tmp_path)) == ["data", "go"]
 
 
 def test_all_files_are_on_the_disk_before_the_directory_is_moved(tmp_path, monkeypatch):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import yaml
-from forked import start_process
+from killed import killed_at
 from paths import ROOT
 
 from lit_grpo.cli.prepare.join_gold import vote_key
@@ -328,22 +326,35 @@ def test_the_same_bytes_come_in_another_process_with_other_hashes_and_order_of_f
     assert manifests[0]["splits"] == manifests[1]["splits"]
 
 
-def test_a_kill_at_any_moment_leaves_the_old_data_or_the_new(data):
-    old, new = (shipped("verifiable_only", data, seed=seed) for seed in (0, 1))
-    go(old)
-    contents = {Path("out/holdout_ids.json").read_text()}
-    go(new, "other")
-    contents.add(Path("other/holdout_ids.json").read_text())
-    for moment in range(20):
-        process, _ = start_process(lambda _: go(new))
-        time.sleep(0.02 * moment)
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        assert Path("out/holdout_ids.json").read_text() in contents
-        for split in ("train", "validation", "holdout"):
-            rows_of(split)
-    go(old)
-    assert sorted(os.listdir()) == ["essays.jsonl", "other", "out", "sums.jsonl"]
+def contents() -> dict[str, bytes]:
+    """Return what the files in ``out`` hold, but for what the manifest says besides the splits."""
+    found = {path.name: path.read_bytes() for path in Path("out").iterdir() if path.is_file()}
+    splits = json.loads(found["manifest.json"])["splits"]
+    return found | {"manifest.json": json.dumps(splits).encode()}
+
+
+def test_a_kill_at_any_moment_leaves_the_old_data_or_the_new(data, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # only matters if the machine crashes
+
+    def prepare(seed):
+        go(shipped("verifiable_only", data, seed=seed), release_holdout=True)
+
+    prepare(1)
+    new = contents()
+    prepare(0)
+    old, seen = contents(), []
+    for moment in range(0, 200, 3):  # tests/types/test_atomic.py has every call of the exchange
+        is_killed = killed_at(moment, lambda: prepare(1))
+        seen.append(contents())
+        if not is_killed:
+            break
+        if seen[-1] != old:
+            prepare(0)
+            assert contents() == old
+    num_old = seen.count(old)
+    assert seen == [old] * num_old + [new] * (len(seen) - num_old)
+    assert 3 < num_old < len(seen) < 60
+    assert sorted(os.listdir()) == ["essays.jsonl", "out", "sums.jsonl"]
 
 
 @pytest.mark.skipif(not GSM8K.is_file(), reason="GSM8K is not there")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,8 +25,9 @@ from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.types import Measurements, Score
 
 MINE = """
-import asyncio, os, signal, time
+import asyncio, os, signal
 from lit_grpo.rewards import Reward
+from lit_grpo.types import Score
 from small_runs import ShareOfLowBytes
 
 class Low(ShareOfLowBytes):
@@ -84,8 +84,7 @@ class MentionsSomeOfTheKeywords(BrokenOnce):
 
 class Slow(Reward):
     def score(self, prompt, completion):
-        time.sleep(0.05)
-        return 1.0
+        return Score(value=1.0, seconds=0.05)
 
 class Interrupting(Reward):
     sent = False
@@ -263,10 +262,8 @@ def test_a_source_of_which_a_step_has_few_prompts_is_tried_too(capsys):
 def test_a_step_is_projected_from_the_shares_of_its_sources_not_of_the_trial(capsys):
     slow = "{class_path: trial_rewards.Slow, init_args: {only_sources: [second]}}"
     assert trial("--n=2", mixture_of("first", "second"), reward=f"trial_rewards.Low,{slow}") == 0
-    value, unit = cells(capsys.readouterr().out, "slow")[-3:-1]
     # 2 of the 32 completions of a step are of this source, and 2 of 4 of the trial.
-    assert unit == "s"
-    assert 0.1 <= float(value) < 0.4
+    assert cells(capsys.readouterr().out, "slow")[-3:-1] == ["0.10", "s"]
 
 
 def test_a_mistyped_source_is_refused_with_the_one_that_was_meant(capsys):
@@ -424,8 +421,7 @@ def test_a_deviation_is_the_mean_over_groups_with_two_values():
 
 class Slow(Reward):
     def score(self, prompt, completion):
-        time.sleep(0.2)
-        return 1.0
+        return Score(value=1.0, seconds=0.2)
 
 
 def test_outcomes_and_seconds_are_those_of_the_sources_that_a_reward_is_for():
@@ -440,7 +436,7 @@ def test_outcomes_and_seconds_are_those_of_the_sources_that_a_reward_is_for():
         )
     cells = [[*column.cells][0] for column in summary_table(trial, [reward], 6).columns]
     assert cells[3] == "ok 100%"
-    assert "0.2" in cells[4]
+    assert cells[4] == "0.20 s"
     # Of a step of 6, two as in the trial, or all where the source has the whole step.
     assert trial.num_scored(reward, 6) == 2
     assert replace(trial, shares={"sums": 1.0}).num_scored(reward, 6) == 6
