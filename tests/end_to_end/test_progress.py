@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 from cli_base import BASE
-from processes import LIT_GRPO, run_program
 from terminal import shown_in_terminal
 
-# Every count lasts until the terminal has shown it, and so long that the clock moves on.
-SLOW = """
+# Every count lasts until it is shown.
+SLOW = r"""
 import re
 import time
 from pathlib import Path
@@ -20,34 +19,43 @@ from lightning.pytorch import Callback
 from lit_grpo.rewards import Reward
 from lit_grpo.rollout import HFEngine
 
-def wait(seconds, pattern):
-    time.sleep(seconds)
+def wait_until(condition):
     end = time.monotonic() + 60
-    while Path("screen").exists() and time.monotonic() < end:
-        shown = re.sub(rb"\\x1b\\[[0-9;?]*[A-Za-z]", b"", Path("screen").read_bytes())
-        if re.search(pattern.encode(), shown):
+    while time.monotonic() < end:
+        text = Path("screen").read_bytes().decode(errors="ignore")
+        if condition(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)):
             return
         time.sleep(0.02)
+
+def is_shown(pattern):
+    return lambda text: re.search(pattern, text)
 
 class SlowEngine(HFEngine):
     def generate(self, prompts, group_size, *args, **settings):
         total = len(prompts) * group_size
         items = super().generate(prompts, group_size, *args, **settings)
         for number, item in enumerate(items):
-            wait(0.6, f"(generate|validate) {number}/{total}")
+            wait_until(is_shown(f"(generate|validate) {number}/{total}"))
             yield item
 
 class SlowReward(Reward):
     num_scored = 0
 
     def score(self, prompt, completion):
-        wait(1.2, f"score {self.num_scored}/4" if self.num_scored < 4 else "")
+        if self.num_scored < 4:
+            wait_until(is_shown(f"score {self.num_scored}/4"))
         self.num_scored += 1
         return float(sum(completion.token_ids))
 
 class SlowUpdate(Callback):
+    def __init__(self, num_clocks: int = 0):
+        self.num_clocks = num_clocks
+
     def on_before_optimizer_step(self, *_):
-        wait(0.8, "update")
+        wait_until(is_shown("update"))
+        wait_until(lambda text: len({*re.findall(CLOCK, text)}) >= self.num_clocks)
+
+CLOCK = r"(?<=0/1 )\d:\d\d:\d\d"
 """
 
 BASIS = ("--config=base.yaml", "--trainer.max_steps=1", "--model.engine=slow.SlowEngine")
@@ -72,7 +80,8 @@ def phases(lines: list[str]) -> list[str]:
 
 @pytest.mark.slow
 def test_a_step_shows_its_stages_their_counts_and_the_clock_while_it_runs(here, importer):
-    lines = shown_in_terminal(importer, "fit", *BASIS, *SLOW_STEP, *VALIDATED, cwd=here)
+    slow = (*SLOW_STEP, "--trainer.callbacks.num_clocks=3")
+    lines = shown_in_terminal(importer, "fit", *BASIS, *slow, *VALIDATED, cwd=here)
     step = [one for one in lines if one.startswith("Training") and " 0/1 " in one]
     assert len({re.search(r"0:00:\d\d", one)[0] for one in step}) >= 3
     seen = phases(lines)
@@ -101,16 +110,17 @@ def test_a_warm_up_and_a_validation_show_what_they_do(here, importer):
 
 
 @pytest.mark.slow
-def test_a_pipe_gets_plain_lines_also_within_a_step(here, importer):
+def test_a_file_gets_plain_lines_also_within_a_step(here, importer):
     bar = [
         "--trainer.callbacks+=RolloutProgressBar",
-        "--trainer.callbacks.every_n_seconds=0.5",
+        "--trainer.callbacks.every_n_seconds=0.1",
     ]
-    result = run_program([*LIT_GRPO, "fit", *BASIS, *SLOW_STEP, *bar], here, TERM="xterm")
-    assert "\x1b" not in result.stdout + result.stderr
-    lines = result.stdout.splitlines()
+    words, screen = ["fit", *BASIS, *SLOW_STEP, *bar], here / "screen"
+    assert importer.start(words, here, screen, TERM="xterm").wait() == 0, screen.read_text()
+    assert "\x1b" not in screen.read_text()
+    lines = screen.read_text().splitlines()
     within = [one.removeprefix("step 0/1  ") for one in lines if one.startswith("step 0/1  ")]
     seen = phases(within)
-    assert any(re.match(r"generate [1-3]/4", one) for one in seen)
-    assert any(re.match(r"score \d/4", one) for one in seen)
+    assert {f"generate {n}/4" for n in range(4)} <= set(seen)
+    assert {f"score {n}/4" for n in range(4)} <= set(seen)
     assert any(re.match(r"step 1/1  \d+\.\d\d s/step  reward ", one) for one in lines)

@@ -69,7 +69,7 @@ def load(directory: Path, case: str, training: str, num_ranks: int = 2):
 def trained(importer, tmp_path_factory) -> Path:
     """Return the directory with the results of each case under DDP and FSDP2, and of resumed runs.
 
-    Saving in the background comes last: it is slowed down.
+    Saving in the background comes last: it is held up.
     """
     directory = tmp_path_factory.mktemp("sharded")
     sharded_cases.write_policies(directory)

@@ -11,6 +11,7 @@ from served_engines import launched_servers
 from small_runs import ShareOfLowBytes
 
 from lit_grpo.distributed import get_rank
+from lit_grpo.rollout import engine
 from lit_grpo.runs.leaving import watchdog
 
 
@@ -64,8 +65,8 @@ class HoldServer(L.Callback):
 class HoldStage(L.Callback):
     """Hold the policy's forward passes in a stage of a rollout step until ``signalled`` exists.
 
-    Afterwards they are slow, so that an engine looks for a stop between them. ``held`` says that a
-    pass is held; with the file ``go`` none is.
+    Afterwards the engine looks for a stop between any two of them. ``held`` says that a pass is
+    held; with the file ``go`` none is.
     """
 
     def __init__(self, stage: str, step: int) -> None:
@@ -77,10 +78,10 @@ class HoldStage(L.Callback):
             running = pl_module.events.running
             is_here = running is not None and running.name == self.stage
             if is_here and pl_module.rollout_step == self.step and not Path("go").exists():
+                engine.LOOK_SECONDS = 0.0
                 Path(f"held{trainer.global_rank}").touch()
                 while not Path("signalled").exists():
                     time.sleep(0.02)
-                time.sleep(1.2)
 
         pl_module.policy.model.register_forward_pre_hook(hold)
 
@@ -148,10 +149,11 @@ class SilenceServers(L.Callback):
 
 
 class SlowReward(ShareOfLowBytes):
-    """Needs a quarter of a second for each completion."""
+    """Needs a quarter of a second for each completion, until the watchdog has said so."""
 
     def score(self, prompt, completion):
-        time.sleep(0.25)
+        if "is slow but advances" not in Path("run/run.log").read_text():
+            time.sleep(0.25)
         return super().score(prompt, completion)
 
 

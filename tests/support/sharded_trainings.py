@@ -8,16 +8,16 @@ steps.
 from __future__ import annotations
 
 import sys
-import time
 import warnings
 from collections.abc import Mapping
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 from ddp_trainings import fit_ranks
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import Callback
 from sharded_cases import (
     CASES,
     COMPILED,
@@ -34,6 +34,7 @@ from small_runs import PROMPTS, Keep, make_module
 from tiny import LLAMA
 from torch.distributed.checkpoint import FileSystemWriter
 from transformers import AttentionInterface
+from worker_processes import wait_until
 
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.distributed import get_rank
@@ -111,10 +112,7 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
     callbacks = settings.pop("callbacks", [])
     module, keep = new_module(**settings), Keep()
     directory = f"{case}-{training}"
-    in_background, is_written = strategy == "background", []
-    shares_prompts, calls = [], count_shared_attention()
-    if in_background:
-        write_slowly()
+    in_background = strategy == "background"
     is_resumed = case in RESUMED or case in SKIPPING | COMPILED
     saving = Checkpoints(
         dirpath=directory,
@@ -122,11 +120,9 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
         keep_last=9,
         in_background=in_background,
     )
-    first = Path(directory) / "step_000002.ckpt"
-    seeing = LambdaCallback(
-        on_train_batch_start=lambda *_: (is_written.append(first.exists()), calls.clear()),
-        on_train_batch_end=lambda *_: shares_prompts.append(bool(calls)),
-    )
+    seen = Seen(Path(directory) / "step_000002.ckpt")
+    if in_background:
+        write_later(seen)
     final = FinalModel(directory)
     trainer = fit_ranks(
         module,
@@ -134,7 +130,7 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
         4,
         keep,
         *callbacks,
-        seeing,
+        seen,
         saving,
         final,
         max_steps=(int(earlier[1]) if earlier else NUM_STEPS) * module.update.optimizer_steps,
@@ -146,8 +142,8 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
         "sent": copy_weights(
             module.policy.model, dtype=torch.bfloat16, is_writer=trainer.is_global_zero
         ),
-        "is_written": is_written,
-        "shares_prompts": shares_prompts,
+        "is_written": seen.is_written,
+        "shares_prompts": seen.shares_prompts,
         "num_tokens": [num_tokens(output["rollouts"]) for output in keep.outputs],
         "metrics": [output["metrics"] for output in keep.outputs],
         "num_micro_batches": [num_micro_batches(module, one["batch"]) for one in keep.outputs],
@@ -210,15 +206,38 @@ def count_shared_attention() -> list[Any]:
     return calls
 
 
-def write_slowly() -> None:
-    """Begin to write a checkpoint half a second later, so that steps are taken meanwhile."""
-    write = FileSystemWriter.write_data
+class Seen(Callback):
+    """What is seen at each step.
 
-    def write_later(self: FileSystemWriter, *arguments: Any) -> Any:
-        time.sleep(0.5)
+    Args:
+        first: The first checkpoint, of two steps.
+    """
+
+    def __init__(self, first: Path) -> None:
+        self.is_written: list[bool] = []
+        """Whether the first checkpoint was there as the step began."""
+        self.shares_prompts: list[bool] = []
+        self._first = first
+        self._calls = count_shared_attention()
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.is_written.append(self._first.exists())
+        self._calls.clear()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.shares_prompts.append(bool(self._calls))
+
+
+def write_later(seen: Seen) -> None:
+    """Let the checkpoints of the first two steps wait for the next step to begin."""
+    write, numbers = FileSystemWriter.write_data, count(1)
+
+    def write_then(self: FileSystemWriter, *arguments: Any) -> Any:
+        number = min(next(numbers), 2)
+        wait_until(lambda: len(seen.is_written) > number)
         return write(self, *arguments)
 
-    FileSystemWriter.write_data = write_later
+    FileSystemWriter.write_data = write_then
 
 
 def num_micro_batches(module: GRPOModule, batch: Any) -> int:
