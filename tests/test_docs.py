@@ -205,14 +205,13 @@ def mixture_run(workplace) -> Path:
 
 @pytest.fixture(scope="module")
 def judged_run(workplace) -> Path:
-    """A run of the guides' config with a further reward, a judge with two votes per row."""
-    with JudgeServer() as server:
-        judge = {"model": "m", "base_url": f"{server.url}/v1", "auth": "none", "temperature": None}
-        reward = {"class_path": "JudgeReward", "init_args": {"judge": judge, "votes": 2}}
-        config = {"trainer": {"callbacks": []}, "model": {"rewards+": [reward]}}
-        (workplace / "judged.yaml").write_text(yaml.safe_dump(config))
-        files = [f"--config={name}.yaml" for name in ("my", "tiny", "judged")]
-        assert main(["fit", *files, "--run_dir=runs/judged"]) == 0
+    """A run of the guides' config with a further reward, the guide's judge with two votes a row."""
+    files = [f"--config={name}.yaml" for name in ("my", "tiny", "judged")]
+    with JudgeServer() as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+        patch.setenv("OPENAI_API_KEY", "x")
+        words = [*files, "--model.rewards.votes=2", "--trainer.callbacks=[]"]
+        assert main(["fit", *words, "--run_dir=runs/judged"]) == 0
     return workplace / "runs/judged"
 
 
