@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from cli_base import BASE
 from paths import ROOT
 
 from lit_grpo.__main__ import main
+from lit_grpo.runs.leaving.signals import SIGNALS
 
 SCRIPTS = sorted((ROOT / "scripts" / "slurm").iterdir())
 JOBS = [path for path in SCRIPTS if path.suffix == ".sbatch"]
+GUIDE = ROOT / "docs" / "guides" / "slurm.md"
+SBATCH_OPTIONS = {"job-name", "time", "gpus", "requeue", "signal", "open-mode"}
+"""Options of sbatch in its manual."""
 PROGRAM = f"""#!{sys.executable}
 import json, os, sys
 from pathlib import Path
@@ -97,7 +104,8 @@ def options(call: list[str]) -> dict[str, str]:
 
 def directives(script: Path) -> dict[str, str]:
     lines = script.read_text().splitlines()
-    found = [line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH ")]
+    given = [line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH ")]
+    found = (line.partition(" #")[0].strip() for line in given)  # without its comment
     return dict(line.partition("=")[::2] for line in found)
 
 
@@ -111,6 +119,30 @@ def test_a_script_is_valid(script):
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_shellcheck_finds_nothing_in_a_script(script):
     subprocess.run(["shellcheck", str(script)], check=True)
+
+
+def test_the_job_of_the_guide_starts_a_run_with_options_that_exist(here, capsys):
+    """The guide's run goes on in the next job, which it asks for in time."""
+    (text,) = re.findall(r"^```sh\n(#!/bin/bash.*?)^```$", GUIDE.read_text(), re.DOTALL | re.M)
+    script = here / "job.sbatch"
+    script.write_text(text)
+    (here / "my.yaml").write_text(yaml.safe_dump(BASE))
+    code, calls = run(script)
+    assert code == 0
+    start, words = training(calls)
+    assert start == ["srun"]
+    assert words[0] == "fit"
+    config = parsed(words, capsys)
+    assert (config["run_dir"], config["ckpt_path"], config["requeue"]) == (
+        "runs/my/0",
+        "auto",
+        True,
+    )
+    given = directives(script)
+    assert given.keys() <= SBATCH_OPTIONS
+    name, _, seconds = given["signal"].partition("@")
+    assert signal.Signals[f"SIG{name}"] in SIGNALS
+    assert int(seconds) == 10 * 60
 
 
 def test_a_job_on_one_machine_has_a_task_for_each_rank_and_gives_servers_the_other_gpus(
