@@ -20,6 +20,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop as FitLoop
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.diagnostics.monitors import describe_unknown
+from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.runs.checkpoints.files import (
     BEST_FILE,
     LAST,
@@ -69,7 +70,7 @@ class Checkpoints(Callback):
         mode: Whether the highest or the lowest value is the best.
         dirpath: Directory of the checkpoints; null is ``checkpoints`` in the run directory.
         in_background: Write the checkpoints of ``fsdp2`` while training goes on. Each rank needs
-            host memory for a copy of its part. Others are written at once.
+            host memory for a copy of its part. Others are written at once, with a warning.
 
     Raises:
         UserError: a number is out of range.
@@ -132,6 +133,9 @@ class Checkpoints(Callback):
                 in_background=self.in_background,
                 timeout=getattr(trainer.strategy, "_timeout", None),
             )
+
+        if self.in_background and stage == "fit":
+            _warn_if_at_once(trainer)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         refuse_unlike(trainer.ckpt_path)
@@ -322,6 +326,17 @@ def wait_until_written(trainer: L.Trainer) -> None:
     if isinstance(writer, CheckpointWriter):
         writer.wait()
     trainer.strategy.barrier("Checkpoints")
+
+
+def _warn_if_at_once(trainer: L.Trainer) -> None:
+    """Warn that no thread writes the checkpoints of a strategy: only FSDP2 can copy its parts."""
+    if not isinstance(trainer.strategy, FSDP2Strategy):
+        rank_zero_only(log.warning)(
+            "Checkpoints.init_args.in_background has no effect with %s: checkpoints are written "
+            "at once, and training waits for them. Set trainer.strategy to fsdp2, or in_background "
+            "to false.",
+            type(trainer.strategy).__name__,
+        )
 
 
 def _log_step(trainer: L.Trainer, outputs: Any) -> None:

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import os
+import re
 
+import lightning as L
 import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from needs import needs_deepspeed
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import Checkpoints, ZeroRewardBreaker
+from lit_grpo.distributed.deepspeed import ZeROStrategy
+from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.runs.checkpoints.files import read_manifest, why_unusable
 from lit_grpo.runs.checkpoints.resume import find_checkpoint
 from lit_grpo.runs.files.metrics import MetricsFile
@@ -322,3 +328,31 @@ def test_numbers_out_of_range_are_refused(settings):
     (name,) = settings
     with pytest.raises(UserError, match=f"Set Checkpoints.init_args.{name}"):
         Checkpoints(**settings)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "in_background", "warns"),
+    [
+        (SingleDeviceStrategy, True, True),
+        (DDPStrategy, True, True),
+        pytest.param(ZeROStrategy, True, True, marks=needs_deepspeed),
+        (DDPStrategy, False, False),
+        (FSDP2Strategy, True, False),
+    ],
+)
+def test_where_nothing_is_written_in_the_background_a_warning_says_so(
+    strategy, in_background, warns, tmp_path, caplog
+):
+    trainer = L.Trainer(accelerator="cpu", devices=1, strategy=strategy(), logger=False)
+    saving, module = (
+        Checkpoints(dirpath=str(tmp_path), in_background=in_background),
+        L.LightningModule(),
+    )
+    saving.setup(trainer, module, "validate")
+    caplog.clear()  # Lightning has given tips
+    saving.setup(trainer, module, "fit")
+    expected = (
+        f"in_background has no effect with {strategy.__name__}.* Set trainer.strategy to fsdp2"
+    )
+    found = [re.search(expected, line) is not None for line in caplog.messages]
+    assert found == [True] * warns
