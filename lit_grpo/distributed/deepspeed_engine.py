@@ -13,7 +13,7 @@ from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from torch import Tensor, nn
 
 from lit_grpo.distributed.gradients import OptimizerSteps
-from lit_grpo.policy.sharding import Sharding, T, whole
+from lit_grpo.policy.sharding import Sharding, T, whole, whole_shape
 from lit_grpo.types import UserError
 
 
@@ -96,6 +96,12 @@ class ZeROSharding(Sharding):
             return
         with whole(list(model.parameters())), _without_hooks(self.strategy.engine):
             yield
+
+    def gathered_bytes(self, model: Any) -> int:
+        if self.strategy.engine is None or self.strategy.stage < 3:
+            return 0
+        weights = model.parameters()
+        return sum(whole_shape(one).numel() * one.element_size() for one in weights)
 
 
 @contextmanager

@@ -92,6 +92,11 @@ class FSDP2Sharding(Sharding):
                 )
                 part.reshard()
 
+    def gathered_bytes(self, model: Any) -> int:
+        sizes = [(one.numel(), one.element_size()) for one in model.parameters()]
+        gathered_as = self.mixed_precision.param_dtype
+        return sum(n * (gathered_as.itemsize if gathered_as else size) for n, size in sizes)
+
 
 def _no_view(tensor: Tensor) -> Tensor:
     """Return a tensor whose gradient FSDP2 sees even if an objective changes it in place."""

@@ -50,6 +50,10 @@ class Sharding:
         """Keep all weights whole within the context, for many forward passes without gradients."""
         return nullcontext()
 
+    def gathered_bytes(self, model: Any) -> int:
+        """Return the bytes that `gathered` needs on each rank beside its parts."""
+        return 0
+
 
 WHOLE = Sharding()
 """Every rank has the whole model."""

@@ -35,6 +35,7 @@ from lit_grpo.training.checks.compatibility import (
     warn_of_learning_rate,
     warn_without_validation,
 )
+from lit_grpo.training.checks.gathering import report_gathering
 from lit_grpo.training.checks.monitors import check_monitors, warn_of_unlogged
 from lit_grpo.training.checks.same_run import (
     RunSettings,
@@ -305,6 +306,8 @@ class PolicyModule(L.LightningModule):
             )
         say_if_endless(self.trainer)
         warn_of_learning_rate(self.trainer, self.warmup_steps)
+        if self.engine.samples_with_policy:
+            report_gathering(self.policy)
         loader = self._val_loader()
         if not loader:
             return

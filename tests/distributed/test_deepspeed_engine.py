@@ -113,3 +113,13 @@ def test_weights_and_inputs_keep_their_types():
     assert precision.convert_input(inputs) is inputs
     with precision.tensor_init_context():
         assert torch.ones(1).dtype == torch.float32
+
+
+def test_only_stage_3_gathers_weights_to_sample_and_each_in_its_own_type():
+    model = tiny_policy(lora=LoRA(rank=2), dtype="bfloat16").model
+    found = [
+        ZeROSharding(strategy=strategy_of(Engine(), stage)).gathered_bytes(model)
+        for stage in (1, 2, 3)
+    ]
+    assert found == [0, 0, sum(one.nbytes for one in model.parameters())]
+    assert ZeROSharding(strategy=strategy_of()).gathered_bytes(model) == 0  # nothing is trained

@@ -7,11 +7,14 @@ from functools import partial
 import pytest
 import torch
 from forked import run_in_processes
+from lightning.pytorch.plugins import MixedPrecision, Precision
 from small_runs import make_module
+from tiny import LLAMA
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
 
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
+from lit_grpo.policy import Policy
 
 
 def strategy_on(device: torch.device, **settings) -> FSDP2Strategy:
@@ -69,3 +72,27 @@ def test_host_memory_is_pinned_if_a_gpu_reads_it(device, is_pinned):
     offload = strategy.sharding.offload
     assert isinstance(offload, CPUOffloadPolicy)
     assert offload.pin_memory is is_pinned
+
+
+def gather(store) -> list[tuple[int, int]]:
+    """Return, for each precision, the bytes that are gathered, and those that were announced."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=0, world_size=1
+    )
+    found = []
+    for precision in (Precision(), MixedPrecision("bf16-mixed", "cpu")):
+        strategy, policy = strategy_on(torch.device("cpu")), Policy(architecture=LLAMA)
+        strategy.precision_plugin = precision
+        strategy._device_mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        policy.load(with_reference=False, sharding=strategy.sharding)
+        announced = strategy.sharding.gathered_bytes(policy.model)
+        with strategy.sharding.gathered(policy.model):
+            found.append((sum(one.nbytes for one in policy.model.parameters()), announced))
+    torch.distributed.destroy_process_group()
+    return found
+
+
+def test_the_whole_policy_has_as_many_bytes_as_announced(tmp_path):
+    ((whole, half),) = run_in_processes(partial(gather, tmp_path / "store"))
+    assert whole[0] == whole[1] == 2 * half[0]
+    assert half[0] == half[1] > 0
