@@ -15,6 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import get_args, get_type_hints
 
+import feature_matrix
 import pandas as pd
 import pytest
 import run_logs
@@ -351,6 +352,46 @@ def test_the_tests_that_the_matrix_of_features_names_exist():
     named = re.findall(r"`(tests/[\w/]+\.py)`", (DOCS / "scale.md").read_text())
     assert len(named) > 12
     assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
+def feature_rows() -> list[str]:
+    text = (DOCS / "scale.md").read_text().partition("\n| | one process (`auto`) |")[2]
+    return text.partition("\n\n")[0].splitlines()[2:]
+
+
+def named_files(cell: str) -> set[str]:
+    """The files of tests with several processes that a cell names."""
+    paths = re.findall(r"`tests/end_to_end/(\w+)\.py`", cell)
+    return {*paths, *(feature_matrix.LETTERS[one] for one in re.findall(r"\b[A-Z]\b", cell))}
+
+
+def named_stages(text: str) -> set[str]:
+    return set("".join(re.findall(r"(?:stages? |stage_|zero)(\d(?:(?:, | and )\d)*)", text))) & {
+        *"123"
+    }
+
+
+@pytest.mark.parametrize("line", feature_rows(), ids=lambda line: line.split(" | ")[0][2:])
+def test_a_row_of_the_matrix_of_features_names_tests_that_run_it(line):
+    keys = [key for key in feature_matrix.COVERED if line.startswith(f"| {key}")]
+    ids = feature_matrix.COVERED[keys[0]] if keys else ([], [], [])
+    _, _, *cells = line.strip("|").split(" | ")
+    for cell, tests in zip(cells, ids, strict=True):
+        files = {feature_matrix.file_of(test) for test in tests}
+        assert files == named_files(cell), cell
+        for test in tests:
+            assert test.partition("::")[2] in feature_matrix.all_ids(feature_matrix.file_of(test))
+        if not tests:
+            assert re.search("^–|not tested|the same test|`tests/", cell), cell
+    stages = named_stages(cells[-1]) or {*"123"}
+    of_tests = [named_stages(test) for test in ids[-1]]
+    assert not ids[-1] or stages == set().union(*of_tests) or not all(of_tests), cells[-1]
+
+
+def test_no_test_is_listed_for_a_row_that_the_matrix_lacks():
+    lines = feature_rows()
+    for key in feature_matrix.COVERED:
+        assert sum(line.startswith(f"| {key}") for line in lines) == 1, key
 
 
 def test_every_function_in_the_table_of_equations_exists():

@@ -19,11 +19,13 @@ FSDP2 = [
     ),
     "chunks, mixed/ddp",
 ]
-ZERO = ["chunks/zero3", "chunks, mixed/zero3", f"{HEAD}/zero3"]
+ZERO = ["chunks/zero2", "chunks/zero3", "chunks, mixed/zero3", f"{HEAD}/zero2", f"{HEAD}/zero3"]
 CASES = [
     ("chunks", "fsdp2"),
     (HEAD, "fsdp2"),
+    pytest.param("chunks", "zero2", marks=needs_deepspeed),
     pytest.param("chunks", "zero3", marks=needs_deepspeed),
+    pytest.param(HEAD, "zero2", marks=needs_deepspeed),
 ]
 
 
@@ -47,7 +49,7 @@ def zero(importer, trained) -> Path:
 
 @pytest.fixture
 def results(strategy, request) -> Path:
-    return request.getfixturevalue("zero" if strategy == "zero3" else "trained")
+    return request.getfixturevalue("zero" if strategy in ("zero2", "zero3") else "trained")
 
 
 def load(directory: Path, case: str, strategy: str):

@@ -13,9 +13,9 @@ CASE, PLAIN = "compile lora", "shallow lora"
 
 @pytest.fixture(scope="module")
 def directory(importer, tmp_path_factory) -> Path:
-    """Return a directory with a run under DDP that is not compiled."""
+    """Return a directory with two runs under DDP, of which one is compiled."""
     directory = tmp_path_factory.mktemp("compiled")
-    run(importer, directory, f"{PLAIN}/ddp")
+    run(importer, directory, f"{PLAIN}/ddp", f"{CASE}/ddp")
     return directory
 
 
@@ -32,8 +32,11 @@ def assert_as_plain(directory: Path, found: dict[str, torch.Tensor]) -> None:
         torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-5)
 
 
+def test_ddp_trains_compiled_as_without(directory):
+    assert_as_plain(directory, load(directory, CASE, "ddp"))
+
+
 def test_fsdp2_goes_on_compiled_from_a_checkpoint_of_ddp(importer, directory):
-    (directory / f"{CASE}-ddp").symlink_to(f"{PLAIN}-ddp")
     run(importer, directory, f"{CASE}/fsdp2:ddp:5")
     assert_as_plain(directory, load(directory, CASE, "fsdp2:ddp:5"))
 
