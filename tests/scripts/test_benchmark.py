@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import multiprocessing
+import time
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,9 @@ pytest.importorskip("trl")
 accuracy, parts, processes, results, steps, workloads = (
     importlib.import_module(f"_benchmark.{name}")
     for name in ("accuracy", "parts", "processes", "results", "steps", "workloads")
+)
+comparison, findings = (
+    importlib.import_module(f"_gpu_check.{name}") for name in ("comparison", "findings")
 )
 
 TINY = workloads.SIZES["tiny"]
@@ -160,8 +164,22 @@ def test_chunked_head_and_full_logits_have_the_same_gradient():
 
 
 @pytest.mark.slow
-def test_a_step_is_timed_beside_trl_and_a_bare_update():
-    figures = {figure.figure: figure for figure in steps.compare_steps(SHORT, TINY, REPETITIONS)}
+def test_a_step_is_timed_beside_trl_and_a_bare_update_as_the_gpu_check_does(monkeypatch, tmp_path):
+    figures = {}
+
+    def compare_steps(*arguments):
+        for figure in steps.compare_steps(*arguments):
+            figures[figure.figure] = figure
+            yield figure
+
+    monkeypatch.setattr(comparison, "compare_steps", compare_steps)
+    monkeypatch.setattr(comparison, "WORKLOADS", {"short_equal": SHORT})
+    monkeypatch.setattr(comparison, "REPETITIONS", REPETITIONS)
+    recorder = findings.Recorder("trl", tmp_path / "records", time.monotonic() + 600)
+    comparison.compare(recorder, is_tiny=True)
+    recorded = findings.read(recorder.path)
+    assert {one["kind"] for one in recorded} == {"figure"}  # and no failure
+    assert [one["value"] for one in recorded] == [one.ratio for one in figures.values()]
     assert figures.keys() == {"step", "update", "overhead"}
     details = figures["step"].details
     assert details.keys() == {"lit-grpo 4", "trl 4", "bare 4"}

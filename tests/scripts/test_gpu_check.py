@@ -205,6 +205,51 @@ def test_a_step_is_compared_with_as_many_tokens_of_the_engine_alone(recorder, mo
     assert figures["larger model: step / (engine alone + bare update)"] == 14 / (8 / 2 + 3)
 
 
+def recorded_beside_trl(monkeypatch, recorder, compare_steps, **settings) -> list[dict]:
+    """Return what the comparison records with another measurement of a workload."""
+    comparison = pytest.importorskip("_gpu_check.comparison", exc_type=ImportError)
+    monkeypatch.setattr(comparison, "compare_steps", compare_steps)
+    comparison.compare(recorder, **settings)
+    return findings.read(recorder.path)
+
+
+def test_beside_trl_each_figure_is_a_ratio_with_what_it_was_made_from(recorder, monkeypatch):
+    def compare_steps(workload, size, repetitions):
+        assert len(workload.micro_batch_rows) == 1
+        settings = {"case": workload.name, "unit": "s", "target": None}
+        yield Result(figure="step", against="TRL", ours=1.0, other=4.0, **settings)
+        yield Result(figure="update", against="a bare one", ours=3.0, other=2.0, **settings)
+
+    Result = importlib.import_module("_benchmark.results").Result
+    found = recorded_beside_trl(monkeypatch, recorder, compare_steps, is_tiny=True)
+    assert [(one["name"], one["value"], one["unit"], one["how"]) for one in found] == [
+        ("tiny short_equal: step against TRL", 0.25, "ratio", "1.000 s against 4.000"),
+        ("tiny short_equal: update against a bare one", 1.5, "ratio", "3.000 s against 2.000"),
+    ]
+
+
+def test_beside_trl_a_failed_workload_is_recorded_and_the_next_ones_run(recorder, monkeypatch):
+    tried = []
+
+    def compare_steps(workload, size, repetitions):
+        tried.append(workload.name)
+        raise RuntimeError("out of memory")
+
+    late = findings.Recorder("trl", recorder.path, time.monotonic() + 1000)
+    found = recorded_beside_trl(monkeypatch, late, compare_steps, is_tiny=False)
+    assert tried == ["short_equal", "short_varied", "long_shared"] * 2
+    assert [one["status"] for one in found] == ["failed"] * 6
+    assert found[0]["name"] == "beside TRL, 0.5b short_equal"
+    assert "RuntimeError: out of memory" in found[0]["detail"]
+
+
+def test_beside_trl_workloads_without_time_are_skipped(recorder, monkeypatch):
+    found = recorded_beside_trl(monkeypatch, recorder, compare_steps=None, is_tiny=False)
+    assert [one["status"] for one in found] == ["skipped"] * 6
+    assert found[-1]["name"] == "beside TRL, 1.5b long_shared"
+    assert found[0]["detail"].endswith(" s were left.")
+
+
 def test_markdown_has_every_record():
     records = [
         findings.finding("steps", "it | trains", "passed", "20 steps"),
