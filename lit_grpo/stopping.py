@@ -202,6 +202,15 @@ def get_stop_reason(trainer: L.Trainer) -> StopReason | None:
     return getattr(trainer, "stop_reason", None)
 
 
+def mark_unfinished_validation(trainer: L.Trainer) -> None:
+    """Note in the reason to stop that a resumed run repeats the validation, but no step."""
+    reason = get_stop_reason(trainer)
+    assert reason is not None
+    trainer.stop_reason = replace(  # type: ignore[attr-defined]
+        reason, is_step_unfinished=False, is_validation_unfinished=bool(trainer.validating)
+    )
+
+
 def is_step_unfinished(trainer: L.Trainer) -> bool:
     """Return whether the run was stopped in a step, which a resumed run repeats."""
     reason = get_stop_reason(trainer)

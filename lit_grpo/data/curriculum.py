@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from math import inf
 
 from lit_grpo.types import UserError, check_range, setting_error
 from lit_grpo.types.spelling import did_you_mean
@@ -141,8 +140,7 @@ def quotas(weights: Mapping[str, float], total: int) -> dict[str, int]:
         UserError: no weight is above 0, one is negative, or a source with a weight gets nothing.
     """
     for name, weight in weights.items():
-        if not 0 <= weight < inf:
-            raise setting_error(f"data: the weight of {name}", "0 or a positive number", weight)
+        check_range(f"data: the weight of {name}", weight, at_least=0, is_finite=True)
     exact = {name: Fraction(str(weight)) for name, weight in weights.items()}
     if not (in_all := sum(exact.values())):
         raise UserError(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import lightning as L
 
 from lit_grpo.distributed import any_failure
 from lit_grpo.rollout import EngineFailed
-from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
+from lit_grpo.stopping import ExitCode, get_stop_reason, mark_unfinished_validation, stop_run
 from lit_grpo.training.waiting import StepAbandoned
 from lit_grpo.types import EngineBug, StopReason, UserCodeFailed
 
@@ -31,7 +30,7 @@ def stops_on_failure(trainer: L.Trainer) -> Iterator[None]:
         yield
     except StepAbandoned as abandoned:
         stop_run(trainer, abandoned.reason)
-        _mark_unfinished(trainer)
+        mark_unfinished_validation(trainer)
         return
     except (EngineFailed, UserCodeFailed) as error:
         failure = error
@@ -47,13 +46,4 @@ def stops_on_failure(trainer: L.Trainer) -> Iterator[None]:
         cause = ""
     message = f"Stopped at an evaluation: {failure}"
     stop_run(trainer, StopReason(exit_code=exit_code, message=message, cause=cause))
-    _mark_unfinished(trainer)
-
-
-def _mark_unfinished(trainer: L.Trainer) -> None:
-    """Note in the reason to stop that a resumed run repeats the validation, but no step."""
-    reason = get_stop_reason(trainer)
-    assert reason is not None
-    trainer.stop_reason = replace(  # type: ignore[attr-defined]
-        reason, is_step_unfinished=False, is_validation_unfinished=bool(trainer.validating)
-    )
+    mark_unfinished_validation(trainer)
