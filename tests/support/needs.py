@@ -17,6 +17,10 @@ def needs(name: str, is_there: bool, reason: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not (is_there or is_required), reason=reason)
 
 
+needs_torchao, needs_bitsandbytes = (
+    needs(name, find_spec(name) is not None, f"needs pip install {name}")
+    for name in ("torchao", "bitsandbytes")
+)
 needs_deepspeed = needs(
     "deepspeed",
     find_spec("deepspeed") is not None,

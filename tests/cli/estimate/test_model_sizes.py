@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import partial
 
 import pytest
 import torch
+from needs import needs_torchao
 from tiny import LLAMA, tiny_policy
 from torch.optim import SGD, Adagrad, AdamW
 
@@ -77,9 +79,10 @@ def test_float32_masters_of_bfloat16_weights_are_state_and_gradients_a_part_at_a
     assert (sizes.copies, sizes.step_bytes) == (False, 4 * number if fused else 8 * number)
 
 
+@needs_torchao
 @pytest.mark.parametrize("name", ["AdamW8bit", "_AdamW"])
 def test_the_state_of_an_optimizer_of_torchao_is_that_of_its_tensors(name):
-    torchao = pytest.importorskip("torchao.optim")
+    torchao = importlib.import_module("torchao.optim")
     settings = {"hidden_size": 128, "intermediate_size": 256}
     outline = Policy(architecture=LLAMA | settings, dtype="bfloat16").outline()
     number = sum(one.numel() for one in outline.parameters())

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cli_base import BASE
+from needs import needs_torchao
 from torch.optim import SGD
 from transformers import LlamaConfig
 
@@ -240,9 +241,9 @@ def test_full_training_of_7b_on_one_gpu_needs_a_small_state(
     assert part(found, "optimizer") == pytest.approx(state, rel=1e-6)
 
 
+@needs_torchao
 @pytest.mark.parametrize("name", ["AdamW8bit", "_AdamW"])
 def test_an_optimizer_of_torchao_is_planned_on_one_gpu_and_refused_on_several(name, capsys):
-    pytest.importorskip("torchao")
     optimizer = [
         f"--model.optimizer=torchao.optim.{name}",
         "--model.optimizer.bf16_stochastic_round=true",

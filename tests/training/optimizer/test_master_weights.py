@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from needs import needs_bitsandbytes, needs_torchao
 from small_runs import fit, make_module, weights
 from torch.optim import AdamW
 
@@ -145,25 +146,33 @@ def masters(parameters):
     return MasterAdamW(parameters, lr=1e-3)
 
 
-def rounding_at_random(parameters):
+def torchao_rounding_at_random(parameters):
     from torchao.optim import _AdamW
 
     return _AdamW(parameters, lr=1e-3, bf16_stochastic_round=True)
 
 
-def in_8_bits(parameters):
+def torchao_in_8_bits(parameters):
     from torchao.optim import AdamW8bit
 
     return AdamW8bit(parameters, lr=1e-3, block_size=64, bf16_stochastic_round=True)
 
 
-OF_TORCHAO = [pytest.param(one, marks=pytest.mark.slow) for one in (rounding_at_random, in_8_bits)]
+def of_bitsandbytes(parameters):
+    """Make the 8-bit optimizer for float32 weights: it rounds to the nearest."""
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit(parameters, lr=1e-3, min_8bit_size=64)
+
+
+OF_TORCHAO = [
+    pytest.param(one, marks=[pytest.mark.slow, needs_torchao])
+    for one in (torchao_rounding_at_random, torchao_in_8_bits)
+]
 
 
 @pytest.mark.parametrize("optimizer", [masters, *OF_TORCHAO])
 def test_a_run_of_bfloat16_weights_resumes_bit_identically(tmp_path, optimizer, caplog):
-    if optimizer is not masters:
-        pytest.importorskip("torchao")
     whole = run_of(optimizer)
     fit(whole, max_steps=4)
     saving = Checkpoints(dirpath=str(tmp_path))
@@ -174,6 +183,23 @@ def test_a_run_of_bfloat16_weights_resumes_bit_identically(tmp_path, optimizer, 
     for name, weight in weights(whole).items():
         assert torch.equal(weight, weights(resumed)[name]), name
     assert not any("trains bfloat16 weights" in line for line in caplog.messages)
+
+
+@pytest.mark.slow
+@needs_bitsandbytes
+def test_a_run_with_8_bit_moments_of_bitsandbytes_resumes_bit_identically(tmp_path):
+    def module():
+        return make_module(optimizer=of_bitsandbytes, update={"max_grad_norm": 0.1})
+
+    fit(whole := module(), max_steps=4)
+    moments = [one["state1"].dtype for one in whole.optimizers().state.values()]
+    assert torch.uint8 in moments
+    saving = Checkpoints(dirpath=str(tmp_path))
+    fit(module(), callbacks=[saving], max_steps=2)
+    resumed = module()
+    fit(resumed, callbacks=[saving], max_steps=4, ckpt_path=str(tmp_path / "last.ckpt"))
+    for name, weight in weights(whole).items():
+        assert torch.equal(weight, weights(resumed)[name]), name
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
