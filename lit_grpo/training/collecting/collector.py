@@ -104,7 +104,7 @@ class Collector:
             StepAbandoned: the engine gave up or has a bug, too many scores stay missing, or a
                 callback ended the run during the wait. Raised on every rank.
         """
-        rollouts = self._finish(self._prefetcher.take(prompts, step))
+        rollouts = self._sample_and_score(self._prefetcher.take(prompts, step))
         assert rollouts is not None, "a step without prompts"
         rollouts = drop_stale_groups(
             rollouts, step.policy_version, self._max_head_offpolicyness, metrics
@@ -135,8 +135,8 @@ class Collector:
         """Cancel the rollouts of this step and of later ones."""
         self._prefetcher.cancel()
 
-    def _finish(self, pending: PendingRollout) -> RolloutBatch | None:
-        """Wait for completions, then for scores; None without prompts.
+    def _sample_and_score(self, pending: PendingRollout) -> RolloutBatch | None:
+        """Return the rollouts once they are sampled and scored; None without prompts.
 
         Every rank must call this, even without prompts.
         """
@@ -182,7 +182,7 @@ class Collector:
             prompts = [next(taken[source]) for source in sources]
             num_sampled += len(prompts)
             seed = step.seeds.derive(SeedPurpose.REFILL, step.number, round_number)
-            if fresh := self._finish(self._factory.create(prompts, seed)):
+            if fresh := self._sample_and_score(self._factory.create(prompts, seed)):
                 rollouts = rollouts.with_groups(indices, fresh)
         num_left = len(self._groups_without_advantage(rollouts))
         add_refill_metrics(metrics, len(rollouts.groups), num_sampled, num_left)
