@@ -343,7 +343,7 @@ def test_a_kill_at_any_moment_leaves_the_old_data_or_the_new(data, monkeypatch):
     new = contents()
     prepare(0)
     old, seen = contents(), []
-    for moment in range(0, 200, 3):  # tests/types/test_atomic.py has every call of the exchange
+    for moment in range(0, 200, 4):  # tests/types/test_atomic.py has every call of the exchange
         is_killed = killed_at(moment, lambda: prepare(1))
         seen.append(contents())
         if not is_killed:
