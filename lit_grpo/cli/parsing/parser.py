@@ -12,11 +12,12 @@ from lit_grpo.cli.parsing.environment import override
 from lit_grpo.cli.parsing.parser_errors import explain, quote
 from lit_grpo.cli.parsing.paths import expand_home
 from lit_grpo.cli.parsing.strict import StrictParser
-from lit_grpo.cli.parsing.untyped import Word, keep_texts, takes_any_text
+from lit_grpo.cli.parsing.untyped import Word, keep_nulls, keep_texts, takes_any_text
 from lit_grpo.cli.parsing.value_errors import is_null_as_text
 from lit_grpo.types import UserError
 
 keep_texts()
+keep_nulls()
 
 
 class HelpFormatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):

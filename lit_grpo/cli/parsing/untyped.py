@@ -7,9 +7,11 @@ to null.
 from __future__ import annotations
 
 import inspect
+import json
 import pkgutil
 from collections.abc import Iterator
 from functools import wraps
+from types import NoneType
 from typing import Any, Union, get_args, get_origin
 
 from jsonargparse import Namespace, _typehints
@@ -46,6 +48,24 @@ def keep_texts() -> None:
         return adapted
 
     _typehints.adapt_typehints = adapt_others
+
+
+def keep_nulls() -> None:
+    """Let jsonargparse hand null, a list or a dict for a nested key to the class that has the key.
+
+    It writes such a value as Python prints it, so that null for ``model.engine.launch.max_model_len``
+    becomes the text None.
+    """
+    adapt: Any = _typehints.adapt_class_type
+
+    @wraps(adapt)
+    def adapt_nested(value: Any, *args: Any, **kwargs: Any) -> Any:
+        given = value.get("init_args")
+        if isinstance(given, NestedArg) and isinstance(given.val, dict | list | NoneType):
+            value["init_args"] = given._replace(val=json.dumps(given.val))
+        return adapt(value, *args, **kwargs)
+
+    _typehints.adapt_class_type = adapt_nested
 
 
 def _is_argument(key: str) -> bool:

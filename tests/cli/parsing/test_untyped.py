@@ -105,3 +105,25 @@ def test_a_run_saves_its_texts_and_a_resume_reads_them_again(here):
     assert all_given(yaml.safe_load((here / "run/config.yaml").read_text())) == [GIVEN] * 4
     assert main(["fit", "run", "--trainer.max_steps=2"]) == 0
     assert all_given(yaml.safe_load((here / "run/config.yaml").read_text())) == [GIVEN] * 4
+
+
+EXTRA = {"a": [1, None], "b": {"c": True}}
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (["--model.rewards.judge.temperature=null"], "temperature", None),
+        (["--model.rewards.judge.temperature", "null"], "temperature", None),
+        (["--model.rewards.judge.extra_body={a: [1, null], b: {c: true}}"], "extra_body", EXTRA),
+    ],
+)
+def test_null_for_a_key_within_a_class_is_null(words, key, value, here, capsys):
+    judge = {"model": "m", "base_url": "http://localhost:1/v1"}
+    rewards = [{"class_path": "JudgeReward", "init_args": {"judge": judge}}]
+    config = BASE | {"model": BASE["model"] | {"rewards": rewards}}
+    (here / "judge.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "--config", "judge.yaml", *words, "--print_config"])
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["model"]["rewards"][0]["init_args"]["judge"][key] == value
