@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from parsers import parsers  # noqa: F401
 from run_logs import workplace
 
 from lit_grpo.__main__ import main

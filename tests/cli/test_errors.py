@@ -10,6 +10,7 @@ from pathlib import Path
 import cli_base
 import pytest
 import yaml
+from paths import SUPPORT
 from processes import run_program
 from run_logs import workplace
 from tiny import LLAMA
@@ -57,6 +58,9 @@ import contextlib, io, json, sys
 from lit_grpo.__main__ import importing
 with importing():
     from lit_grpo.cli.app import run
+import pytest
+from parsers import reuse_parsers
+reuse_parsers(pytest.MonkeyPatch())
 answers = []
 for arguments in json.loads(sys.argv[1]):
     stderr = io.StringIO()
@@ -419,7 +423,8 @@ def answers(tmp_path_factory) -> dict[str, tuple[int, str]]:
         (directory / str(number)).mkdir()
         (directory / str(number) / "case.yaml").write_text(text)
         cases.append(["--config", "base.yaml", "--config", f"{number}/case.yaml"])
-    child = run_program([sys.executable, "-c", CHILD, json.dumps(cases)], directory)
+    words = [sys.executable, "-c", CHILD, json.dumps(cases)]
+    child = run_program(words, directory, PYTHONPATH=str(SUPPORT))
     results = json.loads(child.stdout.splitlines()[-1])
     return dict(zip([*ARGUMENTS, *FILES], results, strict=True))
 

@@ -53,8 +53,8 @@ def keep_texts() -> None:
 def keep_nulls() -> None:
     """Let jsonargparse hand null, a list or a dict for a nested key to the class that has the key.
 
-    It writes such a value as Python prints it, so that null for ``model.engine.launch.max_model_len``
-    becomes the text None.
+    It writes such a value as Python prints it: null for ``model.engine.launch.max_model_len`` would
+    be the text None.
     """
     adapt: Any = _typehints.adapt_class_type
 

@@ -1,0 +1,3 @@
+"""What the tests of runs share."""
+
+from parsers import parsers  # noqa: F401
