@@ -15,10 +15,17 @@ Checks = dict[str, tuple[bool, str]]
 
 def read_run(run_dir: Path) -> dict[str, pd.DataFrame]:
     """Return ``metrics``, a row per rollout step, and ``completions``, a row per completion."""
+    metrics = pd.read_csv(run_dir / "metrics.csv")
     return {
-        "metrics": pd.read_csv(run_dir / "metrics.csv"),
+        "metrics": metrics[metrics["step"] >= 0],  # without the validation before training
         "completions": pd.concat(map(pd.read_parquet, sorted(run_dir.glob("completions/*")))),
     }
+
+
+def num_steps(metrics: Path) -> int:
+    """Return how many rollout steps a file of metrics has; 0 if it is not there."""
+    rows = metrics.read_text().splitlines()[1:] if metrics.exists() else []
+    return sum(not row.startswith("-1,") for row in rows)
 
 
 def failed_checks(checks: Checks) -> set[str]:

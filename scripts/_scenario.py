@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
+from _checks import num_steps
 
 ROOT = Path(__file__).parent.parent
 VLLM = Path(os.environ.get("LIT_GRPO_VLLM_VENV", ROOT / ".venv-vllm"), "bin", "python")
@@ -47,7 +48,7 @@ class Running:
         """Wait until so many rollout steps are logged, or the process has ended."""
         path = self.run / "metrics.csv"
         while self.process.poll() is None:
-            if path.exists() and len(path.read_text().splitlines()) > number:
+            if num_steps(path) >= number:
                 return
             time.sleep(0.02)
 

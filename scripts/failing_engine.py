@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pandas as pd
 import psutil
-from _checks import Checks, print_checks, read_run
+from _checks import Checks, num_steps, print_checks, read_run
 from _warm_up import warm_up
 
 from lit_grpo.rollout.server import guard as server_guard
@@ -79,17 +79,13 @@ def kill_at_rows(
     """Kill each process once the step after its row has begun; return what was killed."""
     killed = []
     for row, victim in sorted(kills.items()):
-        while trainer.poll() is None and num_rows(metrics) < row:
+        while trainer.poll() is None and num_steps(metrics) < row:
             time.sleep(0.05)
         if trainer.poll() is None:
             time.sleep(0.5)  # into the next step's generation
             find_process(trainer.pid, victim).kill()
             killed.append(victim)
     return killed
-
-
-def num_rows(metrics: Path) -> int:
-    return len(metrics.read_text().splitlines()) - 1 if metrics.exists() else 0
 
 
 def find_process(trainer: int, victim: str) -> psutil.Process:

@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 
 import pandas as pd
 import yaml
+from _checks import num_steps
 from _scenario import BASE, SOME, Process, Running, Scenario
 from _scenario_code import JUDGE_VARIABLE, SIGNALLED
 from _scenario_list import SCENARIOS
@@ -223,10 +224,9 @@ def what_is_kept(run: Path) -> Kept:
     if checkpoint is not None and why_unusable(checkpoint, reads_all=True):
         checkpoint = None
     manifest = None if checkpoint is None else read_manifest(checkpoint)
-    metrics = run / "metrics.csv"
     return Kept(
         step=None if manifest is None else manifest.rollout_step,
-        num_rows=len(metrics.read_text().splitlines()) - 1 if metrics.exists() else 0,
+        num_rows=num_steps(run / "metrics.csv"),
         completions=frozenset(_steps_with_completions(run / "completions")),
         has_final=(run / "final" / "model.safetensors").exists(),
         events=frozenset((event.kind, event.cause) for event in read_events(run)),

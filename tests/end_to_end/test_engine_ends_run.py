@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
-from engine_runs import command, num_steps, running
+from engine_runs import command, num_steps, running, step_metrics
 from forked_ranks import Importer
 from paths import SUPPORT
 from safetensors.torch import load_file
@@ -74,7 +74,7 @@ def said(directory: Path) -> str:
 
 
 def metrics(directory: Path) -> pd.DataFrame:
-    return pd.read_csv(directory / "run" / "metrics.csv")
+    return step_metrics(directory / "run")
 
 
 def timeless(table: pd.DataFrame) -> list[str]:

@@ -47,8 +47,8 @@ def test_the_debug_config_runs_every_part_without_a_network(tmp_path):
     result = run_program([*within, *LIT_GRPO, "fit", "--config", "debug"], tmp_path)
     run_dir = tmp_path / "runs" / "debug" / "0"
     metrics = pd.read_csv(run_dir / "metrics.csv")
-    assert len(metrics) == 20
-    assert metrics["policy/kl"].notna().all()
+    assert metrics["step"].tolist() == [-1, *range(20)]
+    assert metrics["policy/kl"][1:].notna().all()
     assert metrics["reward/digit/mean"].between(0, 1, inclusive="neither").any()
     assert metrics["val/accuracy"].notna().sum() >= 2
     assert len(list((run_dir / "completions").iterdir())) == 20
@@ -77,7 +77,7 @@ def test_ctrl_c_says_why_it_ended_and_how_to_go_on_and_that_command_does(tmp_pat
     assert f" with: {resume}" in log
     importer.run(resume.split()[1:], tmp_path)
     assert "max_steps is reached" in (tmp_path / "said.txt").read_text()
-    assert pd.read_csv(tmp_path / RUN / "metrics.csv")["step"].tolist() == [0, 1, 2, 3]
+    assert pd.read_csv(tmp_path / RUN / "metrics.csv")["step"].tolist() == [-1, 0, 1, 2, 3]
 
 
 @pytest.mark.slow
@@ -96,4 +96,4 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_elsewhere(tmp_path, importe
     done = len(pd.read_csv(tmp_path / "kept" / "metrics.csv"))
     (tmp_path / "kept").rename(tmp_path / "disk" / "run")
     importer.run(["fit", "disk/run"], tmp_path)
-    assert 0 < done < len(pd.read_csv(tmp_path / "disk" / "run" / "metrics.csv")) == 4
+    assert 0 < done < len(pd.read_csv(tmp_path / "disk" / "run" / "metrics.csv")) == 5

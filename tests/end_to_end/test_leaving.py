@@ -6,9 +6,9 @@ import signal
 import time
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
+from engine_runs import step_metrics
 from forked_ranks import Importer
 from left_runs import (
     HELD_STEP,
@@ -100,7 +100,7 @@ def test_a_resumed_run_goes_on_with_what_servers_had_sampled_ahead(tmp_path, imp
     assert leave(importer, directory) == 128 + signal.SIGTERM, said(directory)
     finish(importer, directory)
     assert re.search(r"step \d goes on with the \d+ of its 16 completions", said(directory))
-    table = pd.read_csv(directory / "run" / "metrics.csv")
+    table = step_metrics(directory / "run")
     assert list(table.step) == list(range(NUM_STEPS))
     assert table["rollout/head_offpolicyness_max"].max() == 1
     assert not table["rollout/stale_fraction"].any()

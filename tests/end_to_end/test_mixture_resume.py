@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from engine_runs import num_steps
+from engine_runs import num_steps, step_metrics
 from forked_ranks import Importer, Ranks
 from killed_run import TIMELESS
 from safetensors.torch import load_file
@@ -106,7 +106,7 @@ def said(directory: Path) -> str:
 
 
 def table(directory: Path) -> pd.DataFrame:
-    found = pd.read_csv(directory / "run" / "metrics.csv")
+    found = step_metrics(directory / "run")
     return found[["step", *(name for name in found if name.startswith((*TIMELESS, *OF_MIXTURE)))]]
 
 

@@ -6,7 +6,14 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from engine_runs import INTERPRETERS, SETTINGS, command, run_to_its_end, warmed_up
+from engine_runs import (
+    INTERPRETERS,
+    SETTINGS,
+    command,
+    run_to_its_end,
+    step_metrics,
+    warmed_up,
+)
 from safetensors.torch import load_file
 from vllm_environment import needs_vllm
 from vllm_settings import ENV
@@ -72,7 +79,7 @@ def test_the_quickstart_trains_with_the_engine(run, policy, plain_run, request):
     assert name == engine
     assert config == config_without_engine(plain_run)[0]
     assert_all_rows_are_there(completions(run), completions(plain_run))
-    assert_trained(pd.read_csv(run / "metrics.csv"), engine)
+    assert_trained(step_metrics(run), engine)
     before, after = (load_file(path / "model.safetensors") for path in (policy, run / "final"))
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)

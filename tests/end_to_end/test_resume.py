@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from engine_runs import num_steps, run_to_its_end
+from engine_runs import num_steps, run_to_its_end, step_metrics
 from forked_ranks import Importer
 from killed_run import TIMELESS
 from paths import SUPPORT
@@ -134,7 +134,7 @@ def test_a_run_that_is_killed_or_asked_to_end_resumes_bit_identically(
 
     torch.testing.assert_close(final_weights(broken), final_weights(whole), rtol=0, atol=0)
     # The metrics are the same as well, with one row per step.
-    tables = [pd.read_csv(run / "run" / "metrics.csv") for run in (whole, broken)]
+    tables = [step_metrics(run / "run") for run in (whole, broken)]
     names = ["step", *(name for name in tables[0] if name.startswith(TIMELESS))]
     assert len(tables[0]) == NUM_ROLLOUTS
     pd.testing.assert_frame_equal(*(table[names] for table in tables))

@@ -7,11 +7,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 import yaml
-from engine_runs import command
+from engine_runs import command, step_metrics
 from forked_ranks import Importer
 from needs import needs_deepspeed
 from safetensors.torch import load_file
@@ -53,7 +52,7 @@ def train(
     words = command("fit", "debug", settings | others)[3:]
     with importer.running(words, directory, num_ranks=2) as ranks:
         assert ranks.wait() == [0, 0], (directory / "said0.txt").read_text()
-    table = pd.read_csv(directory / "run" / "metrics.csv")
+    table = step_metrics(directory / "run")
     assert len(table) == 3
     assert table["sampler/weight_check_difference"].notna().sum() >= 2
     assert table["sampler/weight_check_difference"].max() < 1e-3

@@ -11,6 +11,7 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
+import pandas as pd
 import processes
 import sglang_server
 from built_once import built_once
@@ -81,4 +82,11 @@ def warmed_up(tmp_path_factory) -> Path:
 def num_steps(cwd: Path) -> int:
     """Return the number of rollout steps that the run has logged so far."""
     path = cwd / "run" / "metrics.csv"
-    return len(path.read_text().splitlines()) - 1 if path.exists() else 0
+    rows = path.read_text().splitlines()[1:] if path.exists() else []
+    return sum(not row.startswith("-1,") for row in rows)
+
+
+def step_metrics(run_dir: Path) -> pd.DataFrame:
+    """Return the metrics of the rollout steps, without a validation before training."""
+    table = pd.read_csv(run_dir / "metrics.csv")
+    return table[table["step"] >= 0].reset_index(drop=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
+from engine_runs import step_metrics
 from forked_ranks import Importer
 from killed_run import TIMELESS
 from paths import SUPPORT
@@ -119,7 +120,7 @@ def said(directory: Path, rank: int | str = "") -> str:
 
 
 def metrics(directory: Path) -> pd.DataFrame:
-    table = pd.read_csv(directory / "run" / "metrics.csv")
+    table = step_metrics(directory / "run")
     return table[["step", *(name for name in table if name.startswith(TIMELESS))]]
 
 
