@@ -30,7 +30,7 @@ def test_a_run_that_is_killed_at_random_moments_ends_as_the_undisturbed_one(
     words = ["--kills", "2", "--seed", "3", "--signal", "KILL", "TERM", "--dir", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["killed_run.py", *words])
     assert script.main() == 0
-    assert len(pd.read_csv(tmp_path / "killed/run/metrics.csv")) == 1 + 42  # and one before training
+    assert len(pd.read_csv(tmp_path / "killed/run/metrics.csv")) == 43  # one before training
     said = (tmp_path / "killed/said.txt").read_text()
     num_left, num_starts = said.count("Ended by SIGTERM"), said.count("run directory: ")
     assert 0 < num_left < num_starts - 1  # the last one has ended by itself
