@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lit_grpo.judge.config import Api, Auth, Judge
 from lit_grpo.judge.failures import JudgeFailure
-from lit_grpo.types import Outcome, UserError
+from lit_grpo.types import Outcome, UserError, is_http_address, setting_error
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -71,9 +71,16 @@ def base_url(judge: Judge) -> str:
     """Return the address of the server; on Azure without its path.
 
     Raises:
-        UserError: neither the config nor a variable gives an address.
+        UserError: neither the config nor a variable gives an address, or it is not one of http.
     """
     found = judge.base_url or _first_set(URL_VARIABLES[judge.api])
+    if found and not is_http_address(found):
+        raise setting_error(
+            "judge.base_url",
+            "an address with http:// or https://, such as http://localhost:8000/v1",
+            repr(found),
+            "no request could be sent to it",
+        )
     if judge.api == "openai":
         return (found or OPENAI_URL).rstrip("/")
     if found:

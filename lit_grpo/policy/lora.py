@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 from transformers import PreTrainedModel
 
-from lit_grpo.types import UserError, check_fields, check_range
+from lit_grpo.types import UserError, check_fields, check_range, setting_error
 from lit_grpo.types.spelling import did_you_mean
 
 
@@ -21,7 +21,8 @@ class LoRA:
     Args:
         rank: Rank of the update.
         alpha: Scale of the update, which is multiplied by ``alpha / rank``.
-        target_modules: Names of the linear layers to adapt, or ``all-linear``.
+        target_modules: Names of the linear layers to adapt, ``[q_proj, v_proj]``, or
+            ``all-linear``.
         modules_to_save: Names of layers to train in full besides the adapter.
 
     Raises:
@@ -35,6 +36,14 @@ class LoRA:
 
     def __post_init__(self) -> None:
         check_fields("model.policy.lora", self)
+        names = self.target_modules
+        if isinstance(names, str) and names != "all-linear":
+            raise setting_error(
+                "model.policy.lora.target_modules",
+                "a list of names, or all-linear",
+                repr(names),
+                f"one name is [{names}]",
+            )
         check_range("model.policy.lora.rank", self.rank, at_least=1)
         check_range("model.policy.lora.alpha", self.alpha, above=0)
 

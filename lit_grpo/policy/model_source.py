@@ -1,4 +1,4 @@
-"""Recognise a model that a resumed run reads from its path again, as checkpoints do not have it."""
+"""Recognise the models that a run began with, of which checkpoints do not have all."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ class ModelSource:
     Args:
         path: Directory or hub id.
         digest: Of samples of the weights, or the commit of a hub id; None if it cannot be told.
+        is_read_again: Whether a resumed run needs its weights, which no checkpoint has.
     """
 
     path: str
     digest: str | None
+    is_read_again: bool = True
 
     @classmethod
     def of(cls, path: str) -> ModelSource:
@@ -39,27 +41,41 @@ class ModelSource:
 
 
 def save_sources(checkpoint: dict[str, Any], sources: Mapping[str, ModelSource]) -> None:
-    """Write into a checkpoint what each model is that a resumed run reads again, by its key."""
+    """Write into a checkpoint what each model was that the run began with, by its key."""
     checkpoint[_SOURCES] = {key: asdict(source) for key, source in sources.items()}
 
 
-def refuse_changed(checkpoint: Mapping[str, Any], sources: Mapping[str, ModelSource]) -> None:
-    """Check that a checkpoint goes with the models that have been read from the same paths.
+def refuse_changed(
+    checkpoint: Mapping[str, Any],
+    sources: Mapping[str, ModelSource],
+    *,
+    may_be_others: bool = False,
+) -> None:
+    """Check that a checkpoint goes with the models that have been read.
 
-    A path that the config has changed passes: that is compared with the run's config. So does a
-    model that is not in the checkpoint.
+    The same model at another path passes, and so does one that is not in the checkpoint.
 
     Args:
         sources: By the setting that names the path.
+        may_be_others: Whether a path may have been changed to that of another model.
 
     Raises:
-        UserError: a model has changed since the run read it.
+        UserError: a model is another one, or has changed since the run read it.
     """
     for key, own in sources.items():
         saved = checkpoint.get(_SOURCES, {}).get(key)
         if saved is None or None in (saved["digest"], own.digest):
             continue
-        if saved["path"] == own.path and saved["digest"] != own.digest:
+        if saved["digest"] == own.digest:
+            continue
+        if saved["path"] != own.path and not may_be_others:
+            raise UserError(
+                f"{key} must be the model that the run began with, {saved['path']}, got "
+                f"{own.path}, which has other weights (it would be a different run from here on). "
+                "Set it back, or begin a new run from the other one. To go on with it all the same "
+                "add --allow_changes, in Python allow_changes=True to trainer.fit."
+            )
+        if saved["path"] == own.path and own.is_read_again:
             raise UserError(
                 f"{key} must have the weights that the run began with, and those of {own.path} "
                 "have been replaced since (the checkpoint was trained with the earlier ones, and "

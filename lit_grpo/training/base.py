@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import islice
 from math import ceil
 from pathlib import Path
@@ -397,7 +398,7 @@ class PolicyModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["optimizer_settings"] = self._optimizer_settings
         checkpoint["run_settings"] = self._run_settings.now
-        save_sources(checkpoint, self._sources_read_again())
+        save_sources(checkpoint, self._sources())
         weights, reloaded = checkpoint["state_dict"], self._reloaded_names()
         checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in reloaded}
 
@@ -407,17 +408,19 @@ class PolicyModule(L.LightningModule):
             check_partition(checkpoint, own, self.trainer.ckpt_path)
         refuse_other_policy(self, checkpoint["state_dict"], self._reloaded_names())
         if is_fit or self.policy.lora is not None:
-            refuse_changed(checkpoint, self._sources_read_again())
+            refuse_changed(checkpoint, self._sources(), may_be_others=self.allow_changes)
         self.strict_loading = not self._reloaded_names()
         self._earlier_optimizer_settings = checkpoint["optimizer_settings"]
         if is_fit:
             self._run_settings.before = checkpoint.get("run_settings", {})
             self._compare("model", self.settings())
 
-    def _sources_read_again(self) -> dict[str, ModelSource]:
-        """Return, by its key, each model that a resumed run reads from its path again."""
-        source = self.policy.loaded_from
-        return {"model.policy.path": source} if source and self._reloaded_names() else {}
+    def _sources(self) -> dict[str, ModelSource]:
+        """Return, by its key, each model that was read from a path."""
+        if (source := self.policy.loaded_from) is None:
+            return {}
+        is_read_again = bool(self._reloaded_names())
+        return {"model.policy.path": replace(source, is_read_again=is_read_again)}
 
     def _reloaded_names(self) -> set[str]:
         """Return the parameters that a resumed run reads from ``policy.path`` again.

@@ -409,10 +409,10 @@ class GRPOModule(PolicyModule):
         self._empty_steps.load(checkpoint.get("num_empty_steps", 0))
         self.policy_updater.coefficients.load_state_dict(checkpoint)
 
-    def _sources_read_again(self) -> dict[str, ModelSource]:
+    def _sources(self) -> dict[str, ModelSource]:
         source = self.teacher and self.teacher.loaded_from
         teacher = {"model.teacher.path": source} if source else {}
-        return super()._sources_read_again() | teacher | self._reward_models
+        return super()._sources() | teacher | self._reward_models
 
     def settings(self) -> dict[str, Any]:
         rewards = {

@@ -34,7 +34,13 @@ from lit_grpo.types.rollouts import (
     counted_rows,
 )
 from lit_grpo.types.scores import Measurements, Outcome, Score
-from lit_grpo.types.settings import check_range, check_type, list_some, setting_error
+from lit_grpo.types.settings import (
+    check_range,
+    check_type,
+    is_http_address,
+    list_some,
+    setting_error,
+)
 from lit_grpo.types.tokenizer import Tokenizer, starts_with_bos
 from lit_grpo.types.train_batch import TokenBatch, TrainBatch
 
@@ -67,6 +73,7 @@ __all__ = [
     "UserCodeFailed",
     "UserError",
     "as_rank_lost",
+    "is_http_address",
     "check_fields",
     "check_init",
     "check_range",

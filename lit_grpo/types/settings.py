@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 from numbers import Real
+from urllib.parse import urlsplit
 
 from lit_grpo.types.errors import UserError
 
@@ -60,6 +61,14 @@ def check_range(
         raise setting_error(key, _range_in_words(at_least, above, at_most), value, why)
     if is_finite and value == inf:
         raise setting_error(key, "finite", value, why)
+
+
+def is_http_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # invalid host or port
+        return False
 
 
 def check_type(key: str, value: object, kind: type | tuple[type, ...]) -> None:

@@ -10,6 +10,7 @@ from judge_server import QUESTION, Reply, ask, says
 from lit_grpo.judge import Judge, JudgeFailure
 from lit_grpo.judge.client import JudgeClient
 from lit_grpo.judge.connection import base_url, connect
+from lit_grpo.types import UserError
 
 VARIABLES = (
     *("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_API_VERSION"),
@@ -237,3 +238,9 @@ def test_a_secret_is_never_shown(server, environment, api, caplog):
     asyncio.run(client.close())
     assert not isinstance(answer, JudgeFailure)
     assert not any("hush-hush" in text for text in texts)
+
+
+@pytest.mark.parametrize("url", ["localhost:8000/v1", "127.0.0.1:8000", "ftp://judge", "http://"])
+def test_an_address_that_is_none_of_http_is_refused(url):
+    with pytest.raises(UserError, match="base_url must be an address with http:// or https://"):
+        base_url(Judge(model="m", base_url=url))

@@ -4,6 +4,7 @@ import pytest
 from tiny import LLAMA, tiny_policy
 
 from lit_grpo.policy import LoRA
+from lit_grpo.types import UserError
 
 
 @pytest.mark.parametrize("name", ["rank", "alpha"])
@@ -12,10 +13,14 @@ def test_a_rank_or_alpha_of_zero_is_refused(name):
         LoRA(**{name: 0})
 
 
-@pytest.mark.parametrize("target_modules", [["nowhere"], "nowhere"])
-def test_target_modules_that_the_model_does_not_have_are_refused(target_modules):
+def test_one_name_as_a_text_is_refused_with_the_list_of_it():
+    with pytest.raises(UserError, match=r"got 'q_proj' \(one name is \[q_proj\]\)"):
+        LoRA(target_modules="q_proj")
+
+
+def test_target_modules_that_the_model_does_not_have_are_refused():
     with pytest.raises(ValueError, match="Set model.policy.lora.target_modules"):
-        tiny_policy(lora=LoRA(target_modules=target_modules))
+        tiny_policy(lora=LoRA(target_modules=["nowhere"]))
 
 
 @pytest.mark.parametrize("key", ["target_modules", "modules_to_save"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny import tiny_policy
@@ -67,16 +69,21 @@ def test_the_digest_of_a_hub_id_is_its_commit(tmp_path, monkeypatch):
     assert digest("org/other") is None
 
 
-def test_only_another_model_under_the_same_path_is_refused():
+def test_another_model_is_refused_unless_it_is_wanted_or_not_read_again():
     own = ModelSource("runs/sft/0/final", "a")
 
-    def refuse(saved: ModelSource) -> None:
+    def refuse(saved: ModelSource, own: ModelSource = own, **settings: bool) -> None:
         checkpoint: dict = {}
         save_sources(checkpoint, {"key": saved})
-        refuse_changed(checkpoint, {"key": own})
+        refuse_changed(checkpoint, {"key": own}, **settings)
 
-    for saved in (own, ModelSource("other", "b"), ModelSource(own.path, None)):
+    for saved in (own, ModelSource("moved", "a"), ModelSource(own.path, None)):
         refuse(saved)
+    refuse(ModelSource("other", "b"), may_be_others=True)
+    refuse(ModelSource(own.path, "b"), replace(own, is_read_again=False))
+    for now in (own, replace(own, is_read_again=False)):
+        with pytest.raises(UserError, match="key must be the model that .* other, got runs/sft/0"):
+            refuse(ModelSource("other", "b"), now)
     refuse_changed({}, {"key": own})
     refuse_changed({}, {})
     with pytest.raises(UserError, match="key must have the weights that the run began with"):

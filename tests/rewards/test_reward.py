@@ -142,3 +142,20 @@ def test_a_method_that_does_not_take_what_it_is_called_with_is_refused(reward, m
 @pytest.mark.parametrize("reward", [TakesMore(), TakesAll(), Contains(), Siblings()])
 def test_a_method_may_take_more_than_it_is_called_with(reward):
     check_settings(reward)
+
+
+def test_a_setting_as_an_attribute_of_a_class_is_refused_as_it_has_no_effect():
+    class Half(Reward):
+        weight = 0.5
+
+        def score(self, prompt, completion):
+            return 1.0
+
+    with pytest.raises(UserError, match=r"got Half.weight = 0.5 .*__init__\(weight=0.5\) in Half"):
+        check_settings(Half())
+
+    class Quarter(Half):
+        def __init__(self):
+            super().__init__(weight=0.5)
+
+    check_settings(Quarter())

@@ -9,14 +9,14 @@ import torch
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 from run_logs import close_logs
 from small_runs import ShareOfLowBytes, make_module, sgd, weights
-from tiny import LLAMA
+from tiny import LLAMA, tiny_policy
 
 from lit_grpo import AdditionData, PromptData, Trainer
 from lit_grpo.callbacks import (
     Checkpoints,
 )
 from lit_grpo.objective import KLTerm, Objective
-from lit_grpo.policy import Policy
+from lit_grpo.policy import LoRA, Policy
 from lit_grpo.rewards import FunctionReward, LengthReward, MathReward, Reward
 from lit_grpo.rollout import EngineFailed, HFEngine, Sampling
 from lit_grpo.runs.checkpoints.files import read_manifest
@@ -133,6 +133,22 @@ def test_another_run_is_not_resumed_unless_that_is_wanted(tmp_path, changed, mes
     assert trainer.global_step == 3
     trainer, _ = train(tmp_path, ckpt_path="last", changed=changed, max_steps=4)
     assert trainer.global_step == 4
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
+def test_another_policy_does_not_resume_a_run_unless_that_is_wanted(tmp_path, lora):
+    paths = {seed: str(tmp_path / f"model{seed}") for seed in (1, 2)}
+    for seed, path in paths.items():
+        tiny_policy(seed=seed).save_pretrained(path)
+
+    def of(seed):
+        return {"policy": {"path": paths[seed], "architecture": None, "lora": lora}}
+
+    train(tmp_path / "run", StopAfter(1), changed=of(1))
+    with pytest.raises(UserError, match=f"began with, {paths[1]}, got {paths[2]}, which has other"):
+        train(tmp_path / "run", ckpt_path="last", changed=of(2))
+    trainer, _ = train(tmp_path / "run", ckpt_path="last", changed=of(2), allow_changes=True)
+    assert trainer.global_step == 3
 
 
 def test_a_policy_that_an_earlier_run_trained_on_other_prompts_is_warned_of(

@@ -22,7 +22,7 @@ from lit_grpo.rollout.weights.base_model import (
     base_model,
     save_tokenizer,
 )
-from lit_grpo.types import UserError, setting_error
+from lit_grpo.types import UserError, is_http_address, setting_error
 
 log = logging.getLogger(__name__)
 
@@ -155,12 +155,7 @@ def check_url(url: str, key: str = ENGINE) -> None:
     Raises:
         UserError: it is not one.
     """
-    try:
-        parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # invalid host or port
-        is_valid = False
-    if not is_valid:
+    if not is_http_address(url):
         raise setting_error(
             f"{key}.urls",
             "http addresses such as 'http://10.0.0.2:8000'",

@@ -46,6 +46,11 @@ def find_checkpoint(name: str, run_dir: Path) -> str | None:
     Raises:
         UserError: there is none, or it cannot be used.
     """
+    if not name:
+        raise UserError(
+            "ckpt_path must be a file, last, best or auto, got an empty text (a variable of the "
+            "shell that is not set?). Set ckpt_path, or leave it out for a new run."
+        )
     is_own = name in ("last", AUTO)
     if is_own or name == BEST:
         settle(run_dir / "checkpoints")

@@ -79,6 +79,11 @@ def test_a_damaged_checkpoint_is_refused_and_the_newest_intact_one_is_the_last(h
         find_checkpoint("last", here / "run")
 
 
+def test_an_empty_text_is_no_checkpoint(here):
+    with pytest.raises(UserError, match="ckpt_path must be a file, last, best or auto, got an emp"):
+        find_checkpoint("", here / "run")
+
+
 def test_auto_is_the_last_one_or_none_where_there_is_none(here):
     assert find_checkpoint("auto", here / "run") is None
     last = here / "run/checkpoints/last.ckpt"
