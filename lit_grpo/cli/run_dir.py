@@ -18,7 +18,7 @@ from lit_grpo.runs.checkpoints.files import last_checkpoint
 from lit_grpo.runs.checkpoints.resume import BEST, run_of
 from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.files.log import not_writable
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, list_some
 
 _MISSING = re.compile(r"no such (file|dir)|no module named|looked (for|in)", re.IGNORECASE)
 """In the errors that miss a file or a module."""
@@ -54,7 +54,9 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
                 f"{run_dir}: expected a run of the command line, got one without config.yaml (runs "
                 "made in Python have none). Go on in Python: its script, with ckpt_path='last'."
             )
-        raise UserError(f"{run_dir}: no such run directory (it has no config.yaml).")
+        inside = sorted(str(one.parent) for one in Path(run_dir).glob("*/config.yaml"))
+        hint = f" Did you mean {list_some(inside, 3)}?" if inside else ""
+        raise UserError(f"{run_dir}: no such run directory (it has no config.yaml).{hint}")
     resume = ["--ckpt_path", "last"] if command in RESUMING else []
     return ["--config", str(config), *resume, *arguments[1:], "--run_dir", run_dir]
 

@@ -69,6 +69,14 @@ def test_a_run_made_in_python_is_told_to_go_on_there(file, message):
         with_run("fit", ["mine"])
 
 
+def test_the_runs_within_a_directory_are_named():
+    for number in range(2):
+        Path(f"runs/my/{number}").mkdir(parents=True)
+        Path(f"runs/my/{number}/config.yaml").touch()
+    with pytest.raises(ValueError, match=r"no such run .* Did you mean runs/my/0, runs/my/1\?"):
+        with_run("fit", ["runs/my"])
+
+
 def test_a_checkpoint_is_told_to_be_given_with_its_run():
     Path("run/checkpoints").mkdir(parents=True)
     Path("run/config.yaml").touch()

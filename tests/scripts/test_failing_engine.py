@@ -268,7 +268,7 @@ def test_the_command_passes_with_a_real_vllm_and_three_kills(
     monkeypatch.setattr(sys, "argv", ["failing_engine.py", *run, "--", *options])
     assert script.main() == 0, (tmp_path / "said.txt").read_text()
     restarts = pd.read_csv(tmp_path / "killed" / "metrics.csv")["rollout/restarts"]
-    assert len(restarts) == num_steps
+    assert len(restarts) == 1 + num_steps  # one before training
     assert restarts.sum() == len(script.planned_kills(num_steps)) == 3
     assert processes_of(tmp_path) == []
 

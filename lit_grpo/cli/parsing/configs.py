@@ -219,6 +219,8 @@ def find_config(name: str) -> Path:
         stem = name.removesuffix(".yaml")
         same = [one for one in known if one.rpartition("/")[2] == stem]
         hint = f" Did you mean {same[0]}?" if same else did_you_mean(stem, known)
+        beside = [str(one) for one in Path(name).parent.glob("*.y*ml")]
+        hint = did_you_mean(name, beside, similarity=0.8) or hint
         every = f" Bundled configs: {', '.join(known)}."
         raise UserError(f"{name}: no such config.{hint or every}")
     return path

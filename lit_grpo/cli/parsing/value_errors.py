@@ -12,6 +12,7 @@ from lit_grpo.cli.parsing.suggestions import keys
 from lit_grpo.cli.parsing.type_hints import (
     admits_null,
     admits_text,
+    class_names,
     has_default,
     literals,
     type_name,
@@ -84,6 +85,8 @@ def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
         hint = f" Write {int(float(value))}."
     if type_name(expected).startswith("list") and re.fullmatch(r"[\w./:-]+", value):
         hint = f" A list of one is '[{value}]'."
+        names = list(class_names(expected))
+        hint += "" if value in names else did_you_mean(value, names, similarity=0.8)
     return f"{key}: expected {type_name(expected)}, got {shown}.{hint}"
 
 

@@ -25,6 +25,18 @@ def validates_next(trainer: L.Trainer) -> bool:
     return is_due and trainer.enable_validation and not has_no_prompts
 
 
+def settle_validation(loops: dict[str, Any]) -> None:
+    """Count no batch of a finished validation as left undone.
+
+    Lightning resets ``current`` alone when it goes back to a validation that was left, so that
+    ``total`` stays one batch ahead. Later resumes of the run would repeat their validation, too.
+    """
+    progress = loops["epoch_loop.val_loop.batch_progress"]
+    total, current = progress["total"], progress["current"]
+    if current["ready"] == current["completed"]:
+        total |= dict.fromkeys(FIRST_BATCH, total["completed"])
+
+
 def undo_completed_batch(loops: dict[str, Any]) -> None:
     """Set the counters to ``on_train_batch_end``, from where Lightning resumes exactly."""
     for span in ("total", "current"):

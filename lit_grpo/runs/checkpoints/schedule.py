@@ -32,7 +32,12 @@ from lit_grpo.runs.checkpoints.files import (
     read_manifest,
     remove,
 )
-from lit_grpo.runs.checkpoints.loop_counters import undo_completed_batch, undo_end, validates_next
+from lit_grpo.runs.checkpoints.loop_counters import (
+    settle_validation,
+    undo_completed_batch,
+    undo_end,
+    validates_next,
+)
 from lit_grpo.runs.checkpoints.resume import refuse_unlike
 from lit_grpo.runs.checkpoints.writer import CheckpointWriter
 from lit_grpo.runs.files.event_log import now
@@ -276,6 +281,7 @@ class Checkpoints(Callback):
             "metrics": metrics,
         }
         loops = checkpoint["loops"]["fit_loop"]
+        settle_validation(loops)
         if self._moment == "validation":
             undo_completed_batch(loops)
         elif self._moment == "end":

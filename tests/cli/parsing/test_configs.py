@@ -198,6 +198,12 @@ def test_anchors_and_merged_mappings_are_no_repetition(tmp_path):
     assert config["model"]["evaluation"]["accuracy"] == {"path": "tiny"}
 
 
+def test_a_file_of_nearly_that_name_is_named(here):
+    (here / "sums.yaml").touch()
+    with pytest.raises(UserError, match=r"^sums\.yml: no such config\. Did you mean sums\.yaml\?"):
+        find_config("sums.yml")
+
+
 def test_the_bare_name_of_a_preset_is_told_where_presets_are():
     with pytest.raises(UserError, match=r"dapo: no such config\. Did you mean presets/dapo\?"):
         find_config("dapo")

@@ -67,6 +67,23 @@ def test_a_resumed_run_continues_exactly_where_it_was_stopped(
     pd.testing.assert_frame_equal(*rows)
 
 
+def test_a_validation_that_was_left_once_is_not_repeated_by_later_resumes(tmp_path):
+    def run(directory, *callbacks, **options):
+        torch.manual_seed(0)
+        saving = Checkpoints(dirpath=str(directory), every_n_steps=1, keep_last=9)
+        logger = MetricsFile(directory)
+        options |= {"validate_every": 2, "num_batches": 8, "steps": 8, "logger": logger}
+        return fit(lambda step: STEP, [*callbacks, saving], **options)
+
+    run(tmp_path / "whole")
+    run(tmp_path / "cut", StopAt(2, StopReason(exit_code=143, message="left")))
+    run(tmp_path / "cut", ckpt_path=tmp_path / "cut" / "last.ckpt")
+    run(tmp_path / "cut", ckpt_path=tmp_path / "cut" / "step_000004.ckpt")  # killed after it
+    compared = ["step", "policy/loss", "val/accuracy"]
+    rows = [pd.read_csv(tmp_path / name / "metrics.csv")[compared] for name in ("cut", "whole")]
+    pd.testing.assert_frame_equal(*rows)
+
+
 def test_a_finished_run_can_be_made_longer(tmp_path):
     torch.manual_seed(0)
     whole = fit(lambda step: STEP, [], steps=5, num_batches=3)
