@@ -15,11 +15,16 @@ Checks = dict[str, tuple[bool, str]]
 
 def read_run(run_dir: Path) -> dict[str, pd.DataFrame]:
     """Return ``metrics``, a row per rollout step, and ``completions``, a row per completion."""
-    metrics = pd.read_csv(run_dir / "metrics.csv")
     return {
-        "metrics": metrics[metrics["step"] >= 0],  # without the validation before training
+        "metrics": step_metrics(run_dir),
         "completions": pd.concat(map(pd.read_parquet, sorted(run_dir.glob("completions/*")))),
     }
+
+
+def step_metrics(run_dir: Path) -> pd.DataFrame:
+    """Return the metrics of the rollout steps, without a validation before training."""
+    metrics = pd.read_csv(run_dir / "metrics.csv")
+    return metrics[metrics["step"] >= 0].reset_index(drop=True)
 
 
 def num_steps(metrics: Path) -> int:

@@ -29,21 +29,6 @@ class GivenRows:
         ]
 
 
-def _rows_of_table(key: str, table: Any) -> list[dict[str, Any]]:
-    """Return the rows of a table as a parquet file of it would have them: a NaN is None."""
-    import pyarrow  # only here, as in `sources`
-
-    try:
-        return list(pyarrow.table(table).to_pylist())
-    except (pyarrow.ArrowException, TypeError, ValueError) as error:
-        raise setting_error(
-            f"data.{key}",
-            "a table with columns of one type each, or a list of dicts",
-            type(table).__name__,
-            ": ".join(map(str, reversed(error.args))),
-        ) from error
-
-
 _WHY_NOT = "a dict is one row; of a DatasetDict give a split, as data['train']"
 Source = str | GivenRows
 """A file or dataset as written in a config, or the rows themselves."""
@@ -71,3 +56,18 @@ def as_sources(key: str, given: Any) -> list[Source]:
         rule = "a .jsonl, .parquet or .csv file, a dataset, a list of these, or rows"
         raise setting_error(f"data.{key}", rule, f"{given!r:.80}", _WHY_NOT)
     return [os.fspath(one) for one in items]
+
+
+def _rows_of_table(key: str, table: Any) -> list[dict[str, Any]]:
+    """Return the rows of a table as a parquet file of it would have them: a NaN is None."""
+    import pyarrow  # only here, as in `sources`
+
+    try:
+        return list(pyarrow.table(table).to_pylist())
+    except (pyarrow.ArrowException, TypeError, ValueError) as error:
+        raise setting_error(
+            f"data.{key}",
+            "a table with columns of one type each, or a list of dicts",
+            type(table).__name__,
+            ": ".join(map(str, reversed(error.args))),
+        ) from error

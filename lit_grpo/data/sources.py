@@ -78,16 +78,21 @@ def read_rows(source: str) -> list[Row]:
     return rows
 
 
+def _missing(source: str, path: Path) -> UserError:
+    return UserError(f"{source}: no such file (looked for {path.absolute()}). Check the path.")
+
+
 def _unread(source: str, path: Path) -> UserError:
     """Return the error for a file in a format that is not read, with how to convert it."""
     if not path.is_file():
-        return UserError(f"{source}: no such file (looked for {path.absolute()}). Check the path.")
-    rule = f"{source} must end in {', '.join(_READERS)}, got {path.suffix!r} (the suffix selects"
+        return _missing(source, path)
+    suffixes = ", ".join(_READERS)
+    wrong = f"{source} must end in {suffixes}, got {path.suffix!r} (the suffix selects the reader)."
     if (reader := _CONVERTED.get(path.suffix)) is None:
-        return UserError(f"{rule} the reader). Convert or rename the file.")
+        return UserError(f"{wrong} Convert or rename the file.")
     new = str(path.with_suffix(".jsonl"))
     return UserError(
-        f'{rule} the reader). Convert it: python -c "import pandas; pandas.{reader[0]}'
+        f'{wrong} Convert it: python -c "import pandas; pandas.{reader[0]}'
         f"({str(path)!r}, {reader[1]}dtype=str).to_json({new!r}, orient='records', lines=True)\""
     )
 
@@ -99,7 +104,7 @@ def _read_file(source: str, path: Path) -> list[Row]:
             "file. Write a file in it; to read all its files as a dataset, rename it."
         )
     if not path.is_file():
-        raise UserError(f"{source}: no such file (looked for {path.absolute()}). Check the path.")
+        raise _missing(source, path)
     return [
         Row(source=source, number=number, id=f"{path.stem}:{number}", columns=columns)
         for number, columns in _READERS[path.suffix](path)

@@ -64,9 +64,7 @@ def refuse_changed(
     """
     for key, own in sources.items():
         saved = checkpoint.get(_SOURCES, {}).get(key)
-        if saved is None or None in (saved["digest"], own.digest):
-            continue
-        if saved["digest"] == own.digest:
+        if saved is None or saved["digest"] in (None, own.digest) or own.digest is None:
             continue
         if saved["path"] != own.path and not may_be_others:
             raise UserError(

@@ -195,9 +195,7 @@ def check_settings(reward: Reward) -> None:
         raise setting_error(
             setting_key(reward, "name"), rule, repr(reward.name), "it names metrics"
         )
-    for setting in ("weight", "on_error", "timeout_seconds", "num_retries"):
-        if (ours := getattr(type(reward), setting)) != (value := getattr(reward, setting)):
-            _refuse_class_attribute(reward, setting, ours, value)
+    _refuse_class_attributes(reward)
     if not abs(reward.weight) < float("inf"):
         raise setting_error(setting_key(reward, "weight"), "a finite number", reward.weight)
     for setting, choices in (("on_error", OnError), ("reasoning", ReasoningView)):
@@ -212,19 +210,22 @@ def check_settings(reward: Reward) -> None:
     check_range(setting_key(reward, "num_retries"), reward.num_retries, at_least=0)
 
 
-def _refuse_class_attribute(reward: Reward, setting: str, ours: object, value: object) -> None:
-    """Refuse a setting that a class of the user's has, as `Reward.__init__` replaces it.
+def _refuse_class_attributes(reward: Reward) -> None:
+    """Refuse settings that a class of the user's has and `Reward.__init__` has replaced.
 
     Raises:
-        UserError: the class has it.
+        UserError: the class has one.
     """
-    if ours != getattr(Reward, setting):
-        kind = type(reward).__name__
-        raise UserError(
-            f"{setting} must not be an attribute of a class, got {kind}.{setting} = {ours!r} (it "
-            f"has no effect: the reward has {value!r}). Set {setting_key(reward, setting)} in the "
-            f"config, or call super().__init__({setting}={ours!r}) in {kind}.__init__."
-        )
+    kind = type(reward)
+    for setting in ("weight", "on_error", "timeout_seconds", "num_retries"):
+        given, value = getattr(kind, setting), getattr(reward, setting)
+        if given not in (value, getattr(Reward, setting)):
+            raise UserError(
+                f"{setting} must not be an attribute of a class, got {kind.__name__}.{setting} = "
+                f"{given!r} (it has no effect: the reward has {value!r}). Set "
+                f"{setting_key(reward, setting)} in the config, or call "
+                f"super().__init__({setting}={given!r}) in {kind.__name__}.__init__."
+            )
 
 
 def started(made: T | None, reward: Reward) -> T:

@@ -201,7 +201,7 @@ class Trainer(L.Trainer):
             _refuse_trained(model)
             if self.global_rank == 0:
                 refuse_used(self.run_dir, RESUME_CALL)
-        elif ckpt_path is not None:
+        else:
             ckpt_path = self._find(ckpt_path)
         if ckpt_path is not None:
             refuse_unfit(

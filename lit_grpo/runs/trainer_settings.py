@@ -21,6 +21,11 @@ TRAINER_DEFAULTS = {
 """Defaults that differ from Lightning's. A run without max_steps and max_epochs never ends; only a
 linear or cosine schedule refuses it."""
 
+EXAMPLES = {
+    "callbacks": "callbacks=[lit_grpo.callbacks.TimingLog()]",
+    "logger": "logger=WandbLogger(project=...), which is in lightning.pytorch.loggers",
+}
+"""What a program writes in place of a name."""
 
 _LEAST = {
     **dict.fromkeys(("max_steps", "max_epochs", "num_sanity_val_steps"), -1),
@@ -52,12 +57,6 @@ def refuse_automatic(trainer: L.Trainer, model: L.LightningModule) -> None:
         raise UserError(
             f"{setting_error(key, 'null', trainer.gradient_clip_val, why)} Clipping: {instead}."
         )
-
-
-EXAMPLES = {
-    "callbacks": "callbacks=[lit_grpo.callbacks.TimingLog()]",
-    "logger": "logger=WandbLogger(project=...), which is in lightning.pytorch.loggers",
-}
 
 
 def check_plugins(key: str, given: Sequence[object], kind: type) -> None:

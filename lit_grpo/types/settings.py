@@ -64,6 +64,7 @@ def check_range(
 
 
 def is_http_address(text: str) -> bool:
+    """Return whether a text is an address with ``http://`` or ``https://`` and a host."""
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

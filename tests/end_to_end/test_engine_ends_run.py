@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
-from engine_runs import command, num_steps, running, step_metrics
+from _checks import step_metrics
+from engine_runs import command, num_steps, running
 from forked_ranks import Importer
 from paths import SUPPORT
 from safetensors.torch import load_file

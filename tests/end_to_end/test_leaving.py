@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_runs import step_metrics
+from _checks import step_metrics
 from forked_ranks import Importer
 from left_runs import (
     HELD_STEP,

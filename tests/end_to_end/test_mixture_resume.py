@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from engine_runs import num_steps, step_metrics
+from _checks import step_metrics
+from engine_runs import num_steps
 from forked_ranks import Importer, Ranks
 from killed_run import TIMELESS
 from safetensors.torch import load_file

@@ -6,12 +6,12 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from _checks import step_metrics
 from engine_runs import (
     INTERPRETERS,
     SETTINGS,
     command,
     run_to_its_end,
-    step_metrics,
     warmed_up,
 )
 from safetensors.torch import load_file

@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from engine_runs import num_steps, run_to_its_end, step_metrics
+from _checks import step_metrics
+from engine_runs import num_steps, run_to_its_end
 from forked_ranks import Importer
 from killed_run import TIMELESS
 from paths import SUPPORT

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from engine_runs import command, step_metrics
+from _checks import step_metrics
+from engine_runs import command
 from forked_ranks import Importer
 from needs import needs_deepspeed
 from safetensors.torch import load_file

@@ -11,7 +11,7 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
-import pandas as pd
+import _checks
 import processes
 import sglang_server
 from built_once import built_once
@@ -81,12 +81,4 @@ def warmed_up(tmp_path_factory) -> Path:
 
 def num_steps(cwd: Path) -> int:
     """Return the number of rollout steps that the run has logged so far."""
-    path = cwd / "run" / "metrics.csv"
-    rows = path.read_text().splitlines()[1:] if path.exists() else []
-    return sum(not row.startswith("-1,") for row in rows)
-
-
-def step_metrics(run_dir: Path) -> pd.DataFrame:
-    """Return the metrics of the rollout steps, without a validation before training."""
-    table = pd.read_csv(run_dir / "metrics.csv")
-    return table[table["step"] >= 0].reset_index(drop=True)
+    return _checks.num_steps(cwd / "run" / "metrics.csv")

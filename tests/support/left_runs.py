@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from engine_runs import step_metrics
+from _checks import step_metrics
 from forked_ranks import Importer
 from killed_run import TIMELESS
 from paths import SUPPORT

@@ -91,7 +91,7 @@ class Measures:
     """Rows whose prompt another row has already; None if the prompts are not known."""
     nulls: Mapping[str, int]
     """Number of rows with a null, by column; a column that is null throughout a source is left out
-there."""
+    there."""
     pass_rates: PassRates | None
     """Pass rates of a policy, if any are known."""
     num_sampled: int

@@ -79,14 +79,13 @@ def nested(parser: Any, key: str, match: re.Match[str]) -> str:
     name, inner = best["path"].rsplit(".", 1)[-1], best["inner"]
     setting = inner.partition(": no such key")[0]
     if name == "MixtureData" and setting in inspect.signature(PromptData).parameters:
-        inner = f"{setting}: no such key. Each source has its own: set data.sources.NAME.data."
-        return f"{key}: {name}.{inner}{setting}."
-    return f"{key}: {name}.{inner}{about_settings(best['path'], inner)}"
+        where = f"Each source has its own: set data.sources.NAME.data.{setting}."
+        return f"{key}: {name}.{setting}: no such key. {where}"
+    return f"{key}: {name}.{inner}{about_settings(best['path'], setting)}"
 
 
-def about_settings(path: str, error: str) -> str:
+def about_settings(path: str, setting: str) -> str:
     """Say what an own reward needs that does not take a setting which every reward has."""
-    setting = error.partition(": no such key")[0]
     with suppress(ImportError, AttributeError, ValueError):
         kind = pkgutil.resolve_name(path)
         is_reward = isinstance(kind, type) and issubclass(kind, Reward)

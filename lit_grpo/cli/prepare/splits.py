@@ -1,8 +1,8 @@
 """Decide which rows are held out, which are for validation and which for training.
 
 Rows are ordered by the hashes of their ids so that every prefix has the shares of the sources'
-weights. The first rows are held out, so that a larger holdout has the smaller one
-in it, whatever the order of rows and files.
+weights. The first rows are held out, so that a larger holdout has the smaller one in it, whatever
+the order of rows and files.
 """
 
 from __future__ import annotations

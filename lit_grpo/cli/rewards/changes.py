@@ -75,12 +75,8 @@ def _is_scored(row: Row) -> bool:
 
 
 def _scored_keys(old: Row, new: Row) -> list[str]:
-    in_both = (key for key in old if key in new)
-    return ["reward", *(key for key in in_both if key.startswith(("score/", "outcome/")))]
-
-
-def _names_of_scores(row: Row) -> set[str]:
-    return {key for key in row if key.startswith("score/")}
+    scored = (key for key in old if key.startswith(("score/", "outcome/")))
+    return ["reward", *(key for key in scored if key in new)]
 
 
 def _is_same(old: Any, new: Any) -> bool:
@@ -137,7 +133,7 @@ def _changed(comparison: Comparison) -> str:
         of = "" if scored == num_rows else " scored"
         return f"{changed} of {scored}{of} completions changed.{unscored} {_ranks(comparison)}"
     those = f"all {num_rows} completions" if not unscored else f"the {scored} scored completions"
-    if _names_of_scores(comparison.before[0]) != _names_of_scores(comparison.after[0]):
+    if not all(_is_in_both(comparison, f"score/{name}") for name in _reward_names(comparison)):
         return f"The weighted sum of {those} is the same as before.{unscored}"
     return f"Nothing changed: {those} have the same scores and outcomes as before.{unscored}"
 
@@ -168,6 +164,11 @@ def _means(comparison: Comparison) -> Table:
 def _reward_names(comparison: Comparison) -> list[str]:
     keys = {**comparison.before[0], **comparison.after[0]}
     return [key.removeprefix("score/") for key in keys if key.startswith("score/")]
+
+
+def _is_in_both(comparison: Comparison, key: str) -> bool:
+    """Return whether rows have a column before and after: a reward may be new, or gone."""
+    return all(key in rows[0] for rows in (comparison.before, comparison.after))
 
 
 def _both_means(comparison: Comparison, key: str) -> tuple[str, str]:
@@ -203,7 +204,7 @@ def _mean(values: Sequence[float | None]) -> str:
 def _outcome_changed(comparison: Comparison, name: str) -> str:
     """Return the share of rows whose outcome changed; a dash for a reward that is new or gone."""
     key = f"outcome/{name}"
-    if any(key not in rows[0] for rows in (comparison.before, comparison.after)):
+    if not _is_in_both(comparison, key):
         return "–"
     changed = [old[key] != new[key] for old, new in comparison.pairs]
     return f"{sum(changed) / len(changed):.1%}"

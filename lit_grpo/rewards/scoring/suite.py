@@ -138,16 +138,12 @@ class RewardSuite:
         Raises:
             UserError: one is unknown, so that its reward would score nothing.
         """
+        rule = ", ".join(sources) or "no source, since the data is no mixture"
         for reward in self.rewards:
-            for name in reward.only_sources or ():
-                if name not in sources:
-                    known = ", ".join(sources) or "no source, since the data is no mixture"
-                    key, rule = (
-                        setting_key(reward, "only_sources"),
-                        f"sources of data.sources ({known})",
-                    )
-                    error = setting_error(key, rule, repr(name))
-                    raise UserError(f"{error}{did_you_mean(name, sources)}")
+            if unknown := [one for one in reward.only_sources or () if one not in sources]:
+                key = setting_key(reward, "only_sources")
+                error = setting_error(key, f"sources of data.sources ({rule})", repr(unknown[0]))
+                raise UserError(f"{error}{did_you_mean(unknown[0], sources)}")
 
     def open(self, prompts: Sequence[Prompt], group_size: int) -> Scoring:
         """Open the scoring of a rollout step with ``group_size`` completions for each prompt."""

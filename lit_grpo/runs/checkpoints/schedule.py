@@ -138,7 +138,6 @@ class Checkpoints(Callback):
                 in_background=self.in_background,
                 timeout=getattr(trainer.strategy, "_timeout", None),
             )
-
         if self.in_background and stage == "fit":
             _warn_if_at_once(trainer)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,8 @@ def write_model_card(
     directory: Path, run_dir: Path, trainer: L.Trainer, module: L.LightningModule
 ) -> None:
     """Write ``README.md`` into the directory of a final model; log a warning if that fails."""
-    try:
+    with _kept_from_failing():
         _make_card(run_dir, trainer, module).save(directory / "README.md")
-    except Exception as error:  # a failing card must not lose the model
-        log.warning("no model card was written (%s: %s)", type(error).__name__, error)
 
 
 def write_exported_card(directory: Path, checkpoint: Path, run_dir: Path, policy: Any) -> None:
@@ -59,7 +58,7 @@ def write_exported_card(directory: Path, checkpoint: Path, run_dir: Path, policy
         directory: That of the model.
         run_dir: Directory of a run of the command line, with its ``config.yaml``.
     """
-    try:
+    with _kept_from_failing():
         settings = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
         model = settings["model"]
         method = "GRPO" if "rewards" in model.get("init_args", model) else "SFT"
@@ -75,7 +74,14 @@ def write_exported_card(directory: Path, checkpoint: Path, run_dir: Path, policy
             "Adapter": _adapter(policy),
         }
         _fill(policy, method, facts, {}, _as_yaml(settings)).save(directory / "README.md")
-    except Exception as error:  # a failing card must not lose the model
+
+
+@contextmanager
+def _kept_from_failing() -> Iterator[None]:
+    """Log a warning if a card fails, which must not lose the model."""
+    try:
+        yield
+    except Exception as error:
         log.warning("no model card was written (%s: %s)", type(error).__name__, error)
 
 
