@@ -102,6 +102,13 @@ def make_run(path: Path, **changes) -> Path:
     return write_run(path, METRICS, **given)
 
 
+def make_evaluated_run(path: Path) -> Path:
+    """Write the run of `make_run` with a row before its first step, where it was evaluated."""
+    rows = {name: [None, *values] for name, values in METRICS.items()}
+    rows |= {"val/accuracy": [0.5, None, None, 0.75]}
+    return write_run(path, rows, events=EVENTS, completions=COMPLETIONS, first_step=-1)
+
+
 def make_phases(directory: Path) -> Path:
     return write_run(directory / "run" / "0", METRICS | {"curriculum/phase": [1, 1, 2]})
 
@@ -222,7 +229,7 @@ def test_a_browser_draws_a_line_before_the_first_step_of_a_phase(tmp_path):
 @pytest.mark.slow
 @needs_chromium
 def test_a_browser_draws_the_charts_and_browses_the_completions(tmp_path):
-    page = make_page(tmp_path / "report.html", make_run(tmp_path / "run" / "0"))
+    page = make_page(tmp_path / "report.html", make_evaluated_run(tmp_path / "run" / "0"))
     rows = "document.querySelectorAll('#rows tr.row').length"
     first = "document.querySelector('#rows tr.row').textContent"
 
