@@ -21,6 +21,7 @@ from lit_grpo.rewards import FunctionReward, LengthReward, MathReward, Reward
 from lit_grpo.rollout import EngineFailed, HFEngine, Sampling
 from lit_grpo.runs.checkpoints.files import read_manifest
 from lit_grpo.runs.files.events import read_events
+from lit_grpo.runs.report.history import are_stages, load_runs
 from lit_grpo.stopping import stop_run
 from lit_grpo.training import Evaluation, SFTModule
 from lit_grpo.types import RankLost, StopReason, UserError
@@ -164,6 +165,7 @@ def test_a_policy_that_an_earlier_run_trained_on_other_prompts_is_warned_of(
     trainer.fit(module, data)
     close_logs()
     assert "of this run (data.template: '{{ prompt }}' -> None), so" in caplog.text
+    assert are_stages(load_runs([tmp_path / "run", tmp_path / "warm"]))
 
 
 def test_a_reward_whose_code_has_changed_is_warned_of_at_a_resume(tmp_path, caplog):

@@ -35,6 +35,8 @@ class Event:
     """Of a start or a resumption the working directory."""
     held_out: str = ""
     """Of a start or a resumption the hash of the held-out prompts, if there are any."""
+    policy: str = ""
+    """Of a start or a resumption the path or Hub id of the policy, if it has one."""
 
 
 def now(timespec: str = "seconds") -> str:

@@ -85,7 +85,9 @@ class EventsFile(Callback):
         kind: EventKind = "resume" if num_finished_steps(trainer) else "start"
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         held_out = getattr(data, "validation_hash", "")
-        record_event(trainer, kind, directory=str(Path.cwd()), held_out=held_out)
+        policy = str(getattr(getattr(pl_module, "policy", None), "path", None) or "")
+        directory = str(Path.cwd())
+        record_event(trainer, kind, directory=directory, held_out=held_out, policy=policy)
         leaked = getattr(data, "leaked", "")
         if leaked and trainer.enable_validation:
             record_event(trainer, "warning", leaked, LEAKED)

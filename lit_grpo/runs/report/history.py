@@ -18,6 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 from lit_grpo.runs.files.config import argument, read_config
+from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.files.lock import is_locked
 from lit_grpo.runs.report.gaps import Gaps, find_gaps
 from lit_grpo.types import UserError
@@ -204,13 +205,17 @@ def _labels(paths: Sequence[Path]) -> list[str]:
 def _find_source(path: Path, paths: Sequence[Path]) -> Path | None:
     """Return the other run in whose directory the policy of this run lies, if it is among these.
 
-    A relative path counts from the directory where the run was started. The config does not name
-    that directory; it is usually this one or one above the run.
+    A relative path counts from the directory where the run was started. Without an event that
+    names it, that is usually this one or one above the run.
     """
-    policy = argument(read_config(path / "config.yaml"), "model", "policy", "path")
+    starts = [one for one in read_events(path) if one.policy]
+    started_in = [Path(one.directory) for one in starts[-1:]]
+    config = read_config(path / "config.yaml")
+    policy = starts[-1].policy if starts else argument(config, "model", "policy", "path")
     if not isinstance(policy, str):
         return None
-    places = [(base / policy).resolve() for base in (Path.cwd(), *path.resolve().parents)]
+    bases = (*started_in, Path.cwd(), *path.resolve().parents)
+    places = [(base / policy).resolve() for base in bases]
     for other in paths:
         if other != path and any(place.is_relative_to(other.resolve()) for place in places):
             return other

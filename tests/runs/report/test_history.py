@@ -6,6 +6,7 @@ import pytest
 import yaml
 from logged_runs import write_run
 
+from lit_grpo.runs.files.event_log import Event, append_event
 from lit_grpo.runs.report.history import are_stages, load_runs
 
 
@@ -33,6 +34,15 @@ def test_a_relative_policy_counts_from_where_the_report_is_made_too(tmp_path, mo
     sft, grpo = make_run(tmp_path / "a" / "0"), make_run(tmp_path / "b" / "0", "0/final")
     monkeypatch.chdir(tmp_path / "a")
     assert are_stages(load_runs([sft, grpo]))
+
+
+def test_a_run_without_a_config_names_its_policy_in_its_start(tmp_path):
+    sft = make_run(tmp_path / "elsewhere" / "sft" / "0")
+    grpo = make_run(tmp_path / "runs" / "grpo" / "0")
+    start = {"time": "", "step": 0, "kind": "start", "policy": "sft/0/final"}
+    event = Event(**start, directory=str(tmp_path / "elsewhere"))
+    append_event(grpo, event)
+    assert are_stages(load_runs([grpo, sft]))
 
 
 @pytest.mark.parametrize("policy", [None, "Qwen/Qwen2.5-0.5B", "runs/sft/1/final", "runs/sft/00"])
