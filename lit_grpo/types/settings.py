@@ -50,7 +50,7 @@ def check_range(
     """
     if value is None:
         return
-    if not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise setting_error(key, "a number", repr(value))
     is_in_range = (
         (at_least is None or value >= at_least)

@@ -58,6 +58,12 @@ def test_a_range_accepts_its_bounds_and_refuses_all_else_with_the_rule(
         assert str(error.value) == f"data.x must be {rule}, got {value} (reason). Set data.x."
 
 
+@pytest.mark.parametrize("value", [True, "3"])
+def test_what_is_no_number_is_in_no_range(value):
+    with pytest.raises(UserError, match=f"^data.x must be a number, got {value!r}. Set data.x.$"):
+        check_range("data.x", value, at_least=0)
+
+
 @pytest.mark.parametrize(
     ("names", "separator", "listed"),
     [

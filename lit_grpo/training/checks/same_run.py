@@ -55,14 +55,23 @@ class RunSettings:
         """What the next checkpoint keeps."""
 
     def add(self, section: str, settings: Mapping[str, Any], *, may_change: bool) -> None:
-        """Take settings of this start, under ``section.name``.
+        """Take settings of this start, under ``section.name``, and log those that have changed.
 
         Raises:
             UserError: some differ from those of the checkpoint, and may not.
         """
         found = {f"{section}.{name}": value for name, value in settings.items()}
-        if not may_change:
-            refuse_other_settings(self.before, found)
+        changed = changed_settings(self.before, found)
+        if changed and not may_change:
+            raise UserError(
+                "the run was trained with other settings or data, and resuming with these would "
+                f"make it a different run: {changed}. Put those of the run back. Or add "
+                "--allow_changes, in Python allow_changes=True to trainer.fit, to change them from "
+                "here on."
+            )
+        if changed:
+            rank_zero_only(log.warning)("settings or data that change from here on: %s", changed)
+            self.before = {**self.before, **found}
         self.now |= found
 
     def add_validation(self, rows: str | None) -> bool:
@@ -99,24 +108,12 @@ class RunSettings:
             )
 
 
-def refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Check that settings which both have are equal; other releases have others.
-
-    Raises:
-        UserError: they differ, which would make it another run.
-    """
-    changed = [
-        f"{name}: {before[name]} -> {now[name]}"
-        for name in before.keys() & now.keys()
-        if before[name] != now[name]
-    ]
-    if changed:
-        raise UserError(
-            "the run was trained with other settings or data, and resuming with these would make "
-            f"it a different run: {'; '.join(sorted(changed))}. Put those of the run back. Or add "
-            "--allow_changes, in Python allow_changes=True to trainer.fit, to change them from "
-            "here on."
-        )
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return, as a text, the settings of which both have another value; releases differ in keys."""
+    both = sorted(before.keys() & now.keys())
+    return "; ".join(
+        f"{one}: {before[one]} -> {now[one]}" for one in both if before[one] != now[one]
+    )
 
 
 def refuse_other_policy(module: nn.Module, saved: Mapping[str, Any], reloaded: Set[str]) -> None:

@@ -9,7 +9,6 @@ from lit_grpo.training.checks.same_run import (
     RunSettings,
     plain_settings,
     refuse_other_policy,
-    refuse_other_settings,
 )
 from lit_grpo.types import UserError
 
@@ -48,14 +47,30 @@ def test_settings_are_plain_values_under_their_keys():
     }
 
 
-def test_settings_that_only_one_side_has_are_no_difference():
-    refuse_other_settings({"a": 1, "earlier": 2}, {"a": 1, "later": 3})
-    refuse_other_settings({}, {"a": 1})
+@pytest.fixture
+def resumed():
+    settings = RunSettings()
+    settings.before = {"model.b": None, "model.a": 1, "model.c": 0}
+    return settings
 
 
-def test_all_differences_are_named():
-    with pytest.raises(UserError, match=r"different run: a: 1 -> 2; b: None -> x\. Put those"):
-        refuse_other_settings({"b": None, "a": 1, "c": 0}, {"a": 2, "b": "x", "c": 0})
+def test_settings_that_only_one_side_has_are_no_difference(resumed):
+    resumed.add("model", {"a": 1, "later": 3}, may_change=False)
+    RunSettings().add("model", {"a": 1}, may_change=False)
+
+
+def test_all_differences_are_named(resumed):
+    with pytest.raises(UserError, match=r"run: model.a: 1 -> 2; model.b: None -> x\. Put those"):
+        resumed.add("model", {"a": 2, "b": "x", "c": 0}, may_change=False)
+    assert resumed.now == {}
+
+
+def test_differences_that_are_allowed_are_logged_once(resumed, caplog):
+    for _ in range(2):
+        resumed.add("model", {"a": 2, "b": None}, may_change=True)
+    (record,) = caplog.records
+    assert record.message == "settings or data that change from here on: model.a: 1 -> 2"
+    assert resumed.now == {"model.a": 2, "model.b": None}
 
 
 @pytest.mark.parametrize(
