@@ -231,7 +231,7 @@ class ZeROStrategy(DeepSpeedStrategy):
         names = dict.fromkeys(others.pop("weight_names"))
         if (
             self._names(are_trained=True) <= names.keys()
-        ):  # else `PolicyModule` says what is missing
+        ):  # else `ResumableModule` says what is missing
             self.engine.load_checkpoint(
                 str(path), tag=ZERO_TAG, load_module_strict=False, load_lr_scheduler_states=False
             )

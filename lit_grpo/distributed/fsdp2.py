@@ -219,7 +219,7 @@ class FSDP2Strategy(ModelParallelStrategy):
     ) -> dict[str, Any]:
         """Load a directory or the file of a model that was not sharded; every rank must call this.
 
-        Weights that the checkpoint lacks are left alone: `PolicyModule` checks what is missing.
+        Weights that the checkpoint lacks are left alone: `ResumableModule` checks what is missing.
         """
         path = Path(self.broadcast(checkpoint_path))
         assert self.model is not None

@@ -1,16 +1,12 @@
-"""The base class of GRPO and SFT: policy, optimizer, evaluation, checkpoints."""
+"""What GRPO and SFT train: a policy, with the engine that samples from it and its optimizer."""
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from itertools import islice
 from math import ceil
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -22,27 +18,14 @@ from transformers import PreTrainedTokenizerBase, get_scheduler
 
 from lit_grpo.data import TrainingLoader
 from lit_grpo.distributed import get_world_size
-from lit_grpo.distributed.checkpoints import check_partition
 from lit_grpo.policy import Policy
 from lit_grpo.policy.loading import max_positions
-from lit_grpo.policy.model_source import ModelSource, refuse_changed, save_sources
 from lit_grpo.policy.sharding import WHOLE, Sharding, T, is_divided, refused_passes
 from lit_grpo.rewards.scoring import Reasoning
 from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
-from lit_grpo.training.checks.compatibility import (
-    check_completions_fit,
-    say_if_endless,
-    undeclared_passes,
-    warn_of_learning_rate,
-    warn_without_validation,
-)
-from lit_grpo.training.checks.gathering import report_gathering
-from lit_grpo.training.checks.monitors import check_monitors, warn_of_unlogged
-from lit_grpo.training.checks.same_run import (
-    RunSettings,
-    plain_settings,
-    refuse_other_policy,
-)
+from lit_grpo.training.checks.compatibility import check_completions_fit, undeclared_passes
+from lit_grpo.training.checks.monitors import warn_of_unlogged
+from lit_grpo.training.checks.same_run import RunSettings
 from lit_grpo.training.checks.strategies import (
     check_updates,
     is_zero_3,
@@ -50,24 +33,15 @@ from lit_grpo.training.checks.strategies import (
     refuse_unsupported,
     warn_of_casts,
 )
-from lit_grpo.training.collecting.generation import close_engine, load_weights, start_engine
+from lit_grpo.training.collecting.generation import close_engine, start_engine
 from lit_grpo.training.evaluation import Evaluation
-from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.optimizer.fused_steps import choose_fused
 from lit_grpo.training.optimizer.learning_rate import scale_learning_rate
-from lit_grpo.training.optimizer.settings import apply_settings, configured_settings
-from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
+from lit_grpo.training.optimizer.settings import configured_settings
+from lit_grpo.training.seeds import Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
-from lit_grpo.training.validation import is_cut_short, stops_on_failure
 from lit_grpo.training.waiting import Waiting
-from lit_grpo.types import (
-    Prompt,
-    UserError,
-    check_range,
-    check_type,
-    check_value,
-    setting_error,
-)
+from lit_grpo.types import UserError, check_range, check_type, check_value, setting_error
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +49,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 class PolicyModule(L.LightningModule):
-    """Train and evaluate a policy.
-
-    A subclass defines ``training_step``. Arguments are as in ``GRPOModule``.
-    """
+    """Hold a policy, its engine and its optimizer. Arguments are as in ``GRPOModule``."""
 
     def __init__(
         self,
@@ -119,7 +90,6 @@ class PolicyModule(L.LightningModule):
         self.num_rollbacks = 0
         """Number of times that the weights were replaced by earlier ones."""
         self._optimizer_settings: list[dict[str, Any]] = []
-        self._is_checked = False
         self._run_settings = RunSettings()
         self.events = StageEvents(self)
         self._waiting = Waiting(self.events)
@@ -127,12 +97,6 @@ class PolicyModule(L.LightningModule):
 
     needs_reference = False
     refreshes_reference = False
-    has_other_validation = False
-    """Whether a resumed run is validated on other rows than before."""
-    trained_in: Path | None = None
-    """The directory of the run that has trained this module."""
-    allow_changes = False
-    """Whether a resumed run may have other settings or data than the one before."""
 
     def forward(self, function: Callable[[], T]) -> T:
         """Call a function; a strategy that wraps the module provides its weights meanwhile."""
@@ -261,64 +225,6 @@ class PolicyModule(L.LightningModule):
         """Check that the training can use what the loader does; raise UserError if not."""
         self.evaluation.suite.check_only_sources(loader.sources)
 
-    def settings(self) -> dict[str, Any]:
-        """Return what decides what is learned, as plain values by their keys."""
-        return plain_settings(self, ("seed",)) | {
-            f"policy.{name}": value
-            for name, value in plain_settings(self.policy, ("dtype", "lora")).items()
-        }
-
-    def check_start(self) -> None:
-        """Check the data, and what callbacks watch, before any callback of a training begins.
-
-        A resume that is refused here has changed no file of the run.
-
-        Raises:
-            UserError: something does not fit, or the data are not those of the resumed run.
-        """
-        loader = cast(TrainingLoader, self.trainer.train_dataloader)
-        self.check_loader(loader)
-        self._compare("model", self.settings())
-        self._compare("data", loader.settings())
-        val_loader = self._val_loader()
-        rows = val_loader.settings().get("rows") if val_loader else None
-        self.has_other_validation = self._run_settings.add_validation(rows)
-        prompts = val_loader.some_prompts() if val_loader else []
-        if not is_cut_short(self.trainer):  # by a signal while the model was loaded
-            check_monitors(self, self.evaluation, prompts)
-        if val_loader:
-            self.evaluation.check(prompts)
-        self._run_settings.before = {}  # another training may follow, of other data
-        self._is_checked = True
-
-    def _compare(self, section: str, settings: Mapping[str, Any]) -> None:
-        self._run_settings.add(section, settings, may_change=self.allow_changes)
-
-    def on_train_start(self) -> None:
-        if not self._is_checked:
-            self.check_start()
-        self._is_checked = False
-        if self.trainer.ckpt_path is not None:
-            apply_settings(self.trainer, self._optimizer_settings, self._earlier_optimizer_settings)
-            rank_zero_only(log.info)(
-                "resuming from %s after rollout step %d, optimizer step %d",
-                *(self.trainer.ckpt_path, self.trainer.fit_loop.total_batch_idx + 1),
-                self.global_step,
-            )
-        say_if_endless(self.trainer)
-        warn_of_learning_rate(self.trainer, self.warmup_steps)
-        if self.engine.samples_with_policy:
-            report_gathering(self.policy)
-        loader = self._val_loader()
-        if not loader:
-            return
-        if leaked := getattr(self.trainer.datamodule, "leaked", ""):  # type: ignore[attr-defined]
-            rank_zero_only(log.warning)(leaked)
-        if self.trainer.max_steps > 0 and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            warn_without_validation(self.trainer, self.num_batches(self.trainer.max_steps))
-        if self.evaluation.before_training and self.global_step == 0:
-            self._evaluate_before_training(loader)
-
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not self._has_logged:
             warn_of_unlogged(self.trainer)
@@ -336,99 +242,3 @@ class PolicyModule(L.LightningModule):
         if is_divided(model):
             return refused_passes(model, undeclared_passes(self.engine))
         return nullcontext()
-
-    def _val_loader(self) -> Any:
-        """Return the loader of the validation prompts, empty if there are none.
-
-        With ``check_val_every_n_epoch`` above 1 Lightning would make it later.
-        """
-        trainer = self.trainer
-        if trainer.enable_validation and trainer.val_dataloaders is None:
-            trainer.validating = True
-            trainer.fit_loop.epoch_loop.val_loop.setup_data()
-            trainer.training = True
-        return trainer.val_dataloaders
-
-    def _evaluate_before_training(self, loader: Iterable[Sequence[Prompt]]) -> None:
-        num_batches = int(sum(self.trainer.num_val_batches))
-        self.on_validation_epoch_start()
-        with self.trainer.precision_plugin.val_step_context():
-            for batch_idx, prompts in enumerate(islice(loader, num_batches)):
-                self.validation_step(prompts, batch_idx)
-        if is_cut_short(self.trainer):
-            return
-        metrics = self._val_metrics.merged()
-        for logger in self.loggers:
-            logger.log_metrics(metrics, step=getattr(logger, "step_before_training", 0))
-        shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
-        rank_zero_only(log.info)("before training: %s", shown)
-
-    def on_validation_epoch_start(self) -> None:
-        self._val_metrics = Metrics()
-        with stops_on_failure(self.trainer):
-            load_weights(self.engine, self.policy, self.policy_version)
-
-    def validation_step(self, prompts: Sequence[Prompt], batch_idx: int) -> None:
-        if is_cut_short(self.trainer):
-            return
-        seed = self.seeds.derive(SeedPurpose.EVALUATION, batch_idx)
-        stage = self.events.stage("evaluation", progress=lambda: self.evaluation.progress())
-        with stops_on_failure(self.trainer), stage, self.whole_policy():
-            self.evaluation.add_metrics(
-                self._val_metrics,
-                self.engine,
-                prompts,
-                self.sampling,
-                seed=seed,
-                until_done=self._waiting.until_done,
-            )
-
-    def on_validation_epoch_end(self) -> None:
-        # Without a scored completion log NaN: Lightning would select checkpoints by the last value.
-        absent = dict.fromkeys(self.evaluation.accuracy_names, math.nan)
-        self.log_dict(absent | ({} if is_cut_short(self.trainer) else self._val_metrics.merged()))
-
-    on_test_epoch_start = on_validation_epoch_start
-    test_step = validation_step
-
-    def on_test_epoch_end(self) -> None:
-        values = self._val_metrics.merged()
-        self.log_dict({name.replace("val/", "test/"): value for name, value in values.items()})
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["optimizer_settings"] = self._optimizer_settings
-        checkpoint["run_settings"] = self._run_settings.now
-        save_sources(checkpoint, self._sources())
-        weights, reloaded = checkpoint["state_dict"], self._reloaded_names()
-        checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in reloaded}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if is_fit := self._trainer is not None and self.trainer.state.fn == "fit":
-            own = getattr(self.trainer.strategy, "partition", None)
-            check_partition(checkpoint, own, self.trainer.ckpt_path)
-        refuse_other_policy(self, checkpoint["state_dict"], self._reloaded_names())
-        if is_fit or self.policy.lora is not None:
-            refuse_changed(checkpoint, self._sources(), may_be_others=self.allow_changes)
-        self.strict_loading = not self._reloaded_names()
-        self._earlier_optimizer_settings = checkpoint["optimizer_settings"]
-        if is_fit:
-            self._run_settings.before = checkpoint.get("run_settings", {})
-            self._compare("model", self.settings())
-
-    def _sources(self) -> dict[str, ModelSource]:
-        """Return, by its key, each model that was read from a path."""
-        if (source := self.policy.loaded_from) is None:
-            return {}
-        is_read_again = bool(self._reloaded_names())
-        return {"model.policy.path": replace(source, is_read_again=is_read_again)}
-
-    def _reloaded_names(self) -> set[str]:
-        """Return the parameters that a resumed run reads from ``policy.path`` again.
-
-        They are the frozen base of an adapter, or a reference that never moves.
-        """
-        if self.policy.path is None or (self.policy.lora is None and self.refreshes_reference):
-            return set()
-        # The state dict contains tied weights under each of their names.
-        named = self.named_parameters(remove_duplicate=False)
-        return {name for name, parameter in named if not parameter.requires_grad}

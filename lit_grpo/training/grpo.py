@@ -27,7 +27,7 @@ from lit_grpo.rewards import Reward, ScorerReward
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling, VLLMTeacher
 from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
-from lit_grpo.training.base import PolicyModule, Schedule
+from lit_grpo.training.base import Schedule
 from lit_grpo.training.batch_builder import BatchBuilder
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.checks.compatibility import (
@@ -51,6 +51,7 @@ from lit_grpo.training.optimizer.empty_steps import EmptySteps
 from lit_grpo.training.optimizer.skipped_steps import SkippedSteps
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.training.update import PolicyUpdater
+from lit_grpo.training.validation import EvaluatedModule
 from lit_grpo.training.waiting import StepAbandoned
 from lit_grpo.types import (
     Prompt,
@@ -75,7 +76,7 @@ SETTINGS = (
 """Attributes that decide what is learned."""
 
 
-class GRPOModule(PolicyModule):
+class GRPOModule(EvaluatedModule):
     """Train a policy on groups of its own completions.
 
     Args:

@@ -23,11 +23,12 @@ from lit_grpo.policy.chat_template import end_of_turn
 from lit_grpo.policy.logprobs import completion_statistics
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.stopping import stop_run
-from lit_grpo.training.base import PolicyModule, Schedule
+from lit_grpo.training.base import Schedule
 from lit_grpo.training.batching import collate_tokens
 from lit_grpo.training.checks.compatibility import refuse_adaptive
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.optimizer.skipped_steps import SkippedSteps
+from lit_grpo.training.validation import EvaluatedModule
 from lit_grpo.types import (
     Prompt,
     RunningStage,
@@ -44,7 +45,7 @@ SHOWN_CHARACTERS = 80
 """How much of a target is logged."""
 
 
-class SFTModule(PolicyModule):
+class SFTModule(EvaluatedModule):
     """Train a policy to continue each prompt with its target text and the token that ends it.
 
     A conversation ends with the token with which the chat template ends a turn, and plain text

@@ -1,17 +1,152 @@
-"""End a validation that an engine, a reward or a callback cuts short, with a checkpoint."""
+"""Check a training before it starts, and validate the policy as it goes on.
+
+A validation that an engine, a reward or a callback cuts short ends the run, with a checkpoint.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
+from typing import Any, cast
 
 import lightning as L
+from lightning.pytorch.utilities import rank_zero_only
 
+from lit_grpo.data import TrainingLoader
 from lit_grpo.distributed import any_failure
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.stopping import ExitCode, get_stop_reason, mark_unfinished_validation, stop_run
+from lit_grpo.training.checks.compatibility import (
+    say_if_endless,
+    warn_of_learning_rate,
+    warn_without_validation,
+)
+from lit_grpo.training.checks.gathering import report_gathering
+from lit_grpo.training.checks.monitors import check_monitors
+from lit_grpo.training.collecting.generation import load_weights
+from lit_grpo.training.metrics import Metrics
+from lit_grpo.training.optimizer.settings import apply_settings
+from lit_grpo.training.resumable import ResumableModule
+from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.training.waiting import StepAbandoned
-from lit_grpo.types import EngineBug, StopReason, UserCodeFailed
+from lit_grpo.types import EngineBug, Prompt, StopReason, UserCodeFailed
+
+log = logging.getLogger(__name__)
+
+
+class EvaluatedModule(ResumableModule):
+    """Check and evaluate a policy that is trained. A subclass defines ``training_step``."""
+
+    _is_checked = False
+
+    def check_start(self) -> None:
+        """Check the data, and what callbacks watch, before any callback of a training begins.
+
+        A resume that is refused here has changed no file of the run.
+
+        Raises:
+            UserError: something does not fit, or the data are not those of the resumed run.
+        """
+        loader = cast(TrainingLoader, self.trainer.train_dataloader)
+        self.check_loader(loader)
+        self._compare("model", self.settings())
+        self._compare("data", loader.settings())
+        val_loader = self._val_loader()
+        rows = val_loader.settings().get("rows") if val_loader else None
+        self.has_other_validation = self._run_settings.add_validation(rows)
+        prompts = val_loader.some_prompts() if val_loader else []
+        if not is_cut_short(self.trainer):  # by a signal while the model was loaded
+            check_monitors(self, self.evaluation, prompts)
+        if val_loader:
+            self.evaluation.check(prompts)
+        self._run_settings.before = {}  # another training may follow, of other data
+        self._is_checked = True
+
+    def on_train_start(self) -> None:
+        if not self._is_checked:
+            self.check_start()
+        self._is_checked = False
+        if self.trainer.ckpt_path is not None:
+            apply_settings(self.trainer, self._optimizer_settings, self._earlier_optimizer_settings)
+            rank_zero_only(log.info)(
+                "resuming from %s after rollout step %d, optimizer step %d",
+                *(self.trainer.ckpt_path, self.trainer.fit_loop.total_batch_idx + 1),
+                self.global_step,
+            )
+        say_if_endless(self.trainer)
+        warn_of_learning_rate(self.trainer, self.warmup_steps)
+        if self.engine.samples_with_policy:
+            report_gathering(self.policy)
+        loader = self._val_loader()
+        if not loader:
+            return
+        if leaked := getattr(self.trainer.datamodule, "leaked", ""):  # type: ignore[attr-defined]
+            rank_zero_only(log.warning)(leaked)
+        if self.trainer.max_steps > 0 and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            warn_without_validation(self.trainer, self.num_batches(self.trainer.max_steps))
+        if self.evaluation.before_training and self.global_step == 0:
+            self._evaluate_before_training(loader)
+
+    def _val_loader(self) -> Any:
+        """Return the loader of the validation prompts, empty if there are none.
+
+        With ``check_val_every_n_epoch`` above 1 Lightning would make it later.
+        """
+        trainer = self.trainer
+        if trainer.enable_validation and trainer.val_dataloaders is None:
+            trainer.validating = True
+            trainer.fit_loop.epoch_loop.val_loop.setup_data()
+            trainer.training = True
+        return trainer.val_dataloaders
+
+    def _evaluate_before_training(self, loader: Iterable[Sequence[Prompt]]) -> None:
+        num_batches = int(sum(self.trainer.num_val_batches))
+        self.on_validation_epoch_start()
+        with self.trainer.precision_plugin.val_step_context():
+            for batch_idx, prompts in enumerate(islice(loader, num_batches)):
+                self.validation_step(prompts, batch_idx)
+        if is_cut_short(self.trainer):
+            return
+        metrics = self._val_metrics.merged()
+        for logger in self.loggers:
+            logger.log_metrics(metrics, step=getattr(logger, "step_before_training", 0))
+        shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+        rank_zero_only(log.info)("before training: %s", shown)
+
+    def on_validation_epoch_start(self) -> None:
+        self._val_metrics = Metrics()
+        with stops_on_failure(self.trainer):
+            load_weights(self.engine, self.policy, self.policy_version)
+
+    def validation_step(self, prompts: Sequence[Prompt], batch_idx: int) -> None:
+        if is_cut_short(self.trainer):
+            return
+        seed = self.seeds.derive(SeedPurpose.EVALUATION, batch_idx)
+        stage = self.events.stage("evaluation", progress=lambda: self.evaluation.progress())
+        with stops_on_failure(self.trainer), stage, self.whole_policy():
+            self.evaluation.add_metrics(
+                self._val_metrics,
+                self.engine,
+                prompts,
+                self.sampling,
+                seed=seed,
+                until_done=self._waiting.until_done,
+            )
+
+    def on_validation_epoch_end(self) -> None:
+        # Without a scored completion log NaN: Lightning would select checkpoints by the last value.
+        absent = dict.fromkeys(self.evaluation.accuracy_names, math.nan)
+        self.log_dict(absent | ({} if is_cut_short(self.trainer) else self._val_metrics.merged()))
+
+    on_test_epoch_start = on_validation_epoch_start
+    test_step = validation_step
+
+    def on_test_epoch_end(self) -> None:
+        values = self._val_metrics.merged()
+        self.log_dict({name.replace("val/", "test/"): value for name, value in values.items()})
 
 
 def is_cut_short(trainer: L.Trainer) -> bool:

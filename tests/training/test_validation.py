@@ -1,15 +1,19 @@
-"""Validations that are cut short, alone and in whole runs."""
+"""Validations, and how they are cut short, alone and in whole runs."""
 
+import math
 import re
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
-from small_runs import PROMPTS, fit_and_evaluate, make_module, make_trainer
+from small_runs import PROMPTS, fit, fit_and_evaluate, make_module, make_trainer
 
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.data import PromptLoader
+from lit_grpo.rewards import Reward
 from lit_grpo.rollout import EngineFailed, HFEngine
 from lit_grpo.stopping import ExitCode, get_stop_reason
+from lit_grpo.training import Evaluation
 from lit_grpo.training.validation import is_cut_short, stops_on_failure
 from lit_grpo.training.waiting import StepAbandoned
 from lit_grpo.types import EngineBug, StopReason, UserCodeFailed
@@ -164,3 +168,37 @@ def test_an_engine_failure_before_training_or_without_training_is_an_error():
         fit_and_evaluate(module)
     with pytest.raises(EngineFailed, match="no server is left"):
         make_trainer().validate(module, PromptLoader(PROMPTS, 4, training=False))
+
+
+def test_an_evaluation_without_scores_logs_nan_instead_of_the_last_accuracy():
+    class DownLater(Reward):
+        num_calls = 0
+
+        def score(self, prompt, completion):
+            self.num_calls += 1
+            return 1.0 if self.num_calls <= len(PROMPTS) else None
+
+    class RecordAccuracy(L.Callback):
+        def __init__(self):
+            self.values = []
+
+        def on_validation_end(self, trainer, pl_module):
+            self.values.append(float(trainer.callback_metrics["val/accuracy"]))
+
+    module = make_module()
+    module.evaluation = Evaluation(accuracy=DownLater(weight=0.5), before_training=False)
+    accuracy = RecordAccuracy()
+    fit_and_evaluate(module, accuracy)
+    assert accuracy.values[0] == 1.0  # the weight makes no difference
+    assert math.isnan(accuracy.values[1])
+
+
+def test_a_run_without_a_last_step_says_at_its_start_how_it_ends(caplog):
+    class StopAtOnce(L.Callback):
+        def on_train_batch_end(self, trainer, *args):
+            trainer.should_stop = True
+
+    caplog.set_level("INFO")
+    fit(make_module(), callbacks=[StopAtOnce()], max_steps=-1, max_epochs=-1)
+    (said,) = (one for one in caplog.messages if "no last step" in one)
+    assert "Ctrl-C ends it" in said

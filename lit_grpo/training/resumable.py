@@ -1,0 +1,72 @@
+"""What a checkpoint keeps of a module, and whether a resumed run is still the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lit_grpo.distributed.checkpoints import check_partition
+from lit_grpo.policy.model_source import ModelSource, refuse_changed, save_sources
+from lit_grpo.training.base import PolicyModule
+from lit_grpo.training.checks.same_run import plain_settings, refuse_other_policy
+
+
+class ResumableModule(PolicyModule):
+    """Compare a resumed run with the one that wrote its checkpoint."""
+
+    has_other_validation = False
+    """Whether a resumed run is validated on other rows than before."""
+    trained_in: Path | None = None
+    """The directory of the run that has trained this module."""
+    allow_changes = False
+    """Whether a resumed run may have other settings or data than the one before."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return what decides what is learned, as plain values by their keys."""
+        return plain_settings(self, ("seed",)) | {
+            f"policy.{name}": value
+            for name, value in plain_settings(self.policy, ("dtype", "lora")).items()
+        }
+
+    def _compare(self, section: str, settings: Mapping[str, Any]) -> None:
+        self._run_settings.add(section, settings, may_change=self.allow_changes)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["optimizer_settings"] = self._optimizer_settings
+        checkpoint["run_settings"] = self._run_settings.now
+        save_sources(checkpoint, self._sources())
+        weights, reloaded = checkpoint["state_dict"], self._reloaded_names()
+        checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in reloaded}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if is_fit := self._trainer is not None and self.trainer.state.fn == "fit":
+            own = getattr(self.trainer.strategy, "partition", None)
+            check_partition(checkpoint, own, self.trainer.ckpt_path)
+        refuse_other_policy(self, checkpoint["state_dict"], self._reloaded_names())
+        if is_fit or self.policy.lora is not None:
+            refuse_changed(checkpoint, self._sources(), may_be_others=self.allow_changes)
+        self.strict_loading = not self._reloaded_names()
+        self._earlier_optimizer_settings = checkpoint["optimizer_settings"]
+        if is_fit:
+            self._run_settings.before = checkpoint.get("run_settings", {})
+            self._compare("model", self.settings())
+
+    def _sources(self) -> dict[str, ModelSource]:
+        """Return, by its key, each model that was read from a path."""
+        if (source := self.policy.loaded_from) is None:
+            return {}
+        is_read_again = bool(self._reloaded_names())
+        return {"model.policy.path": replace(source, is_read_again=is_read_again)}
+
+    def _reloaded_names(self) -> set[str]:
+        """Return the parameters that a resumed run reads from ``policy.path`` again.
+
+        They are the frozen base of an adapter, or a reference that never moves.
+        """
+        if self.policy.path is None or (self.policy.lora is None and self.refreshes_reference):
+            return set()
+        # The state dict contains tied weights under each of their names.
+        named = self.named_parameters(remove_duplicate=False)
+        return {name for name, parameter in named if not parameter.requires_grad}

@@ -1,0 +1,82 @@
+"""What a checkpoint of a module leaves out, and which changes end a resume."""
+
+import pytest
+import torch
+from small_runs import PROMPTS, fit, make_module, make_trainer, weights
+from tiny import tiny_policy
+
+from lit_grpo.callbacks import Checkpoints
+from lit_grpo.data import PromptLoader
+from lit_grpo.objective import KLTerm, Objective
+from lit_grpo.policy import LoRA
+from lit_grpo.types import UserError
+
+
+def test_a_checkpoint_of_an_adapter_omits_its_base_and_can_be_resumed(tmp_path):
+    base = tmp_path / "base"
+    tiny_policy().save_pretrained(base)
+    policy = {"architecture": None, "path": str(base), "lora": LoRA(rank=4)}
+    module = make_module(policy=policy)
+    trainer = make_trainer(max_steps=2)
+    trainer.fit(module, PromptLoader(PROMPTS, 4))
+    path = tmp_path / "some.ckpt"
+    trainer.save_checkpoint(path)
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    assert saved
+    assert all("lora" in name for name in saved)
+    resumed = make_module(policy=policy)
+    fit(resumed, max_steps=2, ckpt_path=path)
+    torch.testing.assert_close(weights(resumed), weights(module), rtol=0, atol=0)
+    other = make_module(policy=policy | {"lora": LoRA(rank=4, target_modules=["lm_head"])})
+    with pytest.raises(ValueError, match="it belongs to a different policy"):
+        fit(other, max_steps=2, ckpt_path=path)
+
+
+def test_a_checkpoint_omits_a_reference_that_never_moves_and_the_resumed_run_has_it(tmp_path):
+    start = tmp_path / "start"
+    tiny_policy().save_pretrained(start)
+    policy = {"architecture": None, "path": str(start)}
+    objective = Objective(kl=KLTerm(coef=0.5))
+    whole = make_module(policy=policy, objective=objective)
+    fit(whole, max_steps=4)
+    module = make_module(policy=policy, objective=objective)
+    saving = Checkpoints(dirpath=str(tmp_path))
+    fit(module, callbacks=[saving], max_steps=2)
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+    assert saved.keys() == {f"policy.model.{name}" for name in module.policy.model.state_dict()}
+    resumed = make_module(policy=policy, objective=objective)
+    fit(resumed, max_steps=4, ckpt_path=tmp_path / "last.ckpt")
+    torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
+    ours, theirs = (one.policy.reference_model.state_dict() for one in (resumed, whole))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_a_reference_whose_files_were_replaced_ends_the_resume_and_only_that(tmp_path):
+    start, last = tmp_path / "start", tmp_path / "last.ckpt"
+    tiny_policy().save_pretrained(start)
+    policy = {"architecture": None, "path": str(start)}
+    with_reference = {"policy": policy, "objective": Objective(kl=KLTerm(coef=0.5))}
+    fit(make_module(**with_reference), callbacks=[Checkpoints(dirpath=str(tmp_path))], max_steps=2)
+    tiny_policy(seed=1).save_pretrained(start)
+    with pytest.raises(UserError, match="have been replaced since"):
+        fit(make_module(**with_reference), max_steps=3, ckpt_path=last)
+    make_trainer().validate(make_module(**with_reference), PromptLoader(PROMPTS, 4), last)
+
+    own_weights = make_module(policy=policy)  # all of them are in the checkpoint
+    tiny_policy().save_pretrained(start)
+    fit(own_weights, callbacks=[Checkpoints(dirpath=str(tmp_path / "own"))], max_steps=2)
+    tiny_policy(seed=1).save_pretrained(start)
+    fit(make_module(policy=policy), max_steps=3, ckpt_path=tmp_path / "own" / "last.ckpt")
+
+
+@pytest.mark.parametrize("refresh_every", [None, 1], ids=["random weights", "moving"])
+def test_a_reference_that_cannot_be_read_again_is_in_the_checkpoint(tmp_path, refresh_every):
+    start = tmp_path / "start"
+    tiny_policy().save_pretrained(start)
+    policy = {"architecture": None, "path": str(start)} if refresh_every else {}
+    objective = Objective(kl=KLTerm(coef=0.5, refresh_every=refresh_every))
+    module = make_module(policy=policy, objective=objective)
+    fit(module, callbacks=[Checkpoints(dirpath=str(tmp_path))], max_steps=2)
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+    assert any("reference_model" in name for name in saved)
+    assert saved.keys() == module.state_dict().keys()
