@@ -37,6 +37,10 @@ MAPPING = re.compile(r"Unable to load config .*?\n\s*- (?=Parser key)", re.DOTAL
 """What the parser says of a mapping that it was given as one value, before the key inside it."""
 
 
+SOURCE = r"'(?P<name>\w+)': Namespace\(class_path='[\w.]+MixtureSource'"
+"""The name of a source of a mixture where the parser shows what it was given."""
+
+
 def quote(line: str) -> str:
     """Mark a line as reworded, so that ``explain`` of the outer parser keeps it."""
     return f"{BEGIN}{line}{END}"
@@ -100,7 +104,18 @@ def about_settings(path: str, setting: str) -> str:
 
 def of_source(parser: Any, key: str, match: re.Match[str]) -> str:
     """Reword the error of a source of a mixture, and name the source."""
-    return f"{key}.sources.{match['name']}.{match['inner']}"
+    source, inner = f"{key}.sources.{match['name']}", match["inner"]
+    setting = inner.partition(": no such key")[0]
+    if setting in inspect.signature(PromptData).parameters:
+        inner = f"{setting}: no such key. Set {source}.data.{setting}."
+    return f"{source}.{inner}"
+
+
+def empty_source(parser: Any, key: str, match: re.Match[str]) -> str:
+    """Reword the error of a source without rows, which a mistyped name on the command line adds."""
+    names = re.findall(SOURCE, match.string)
+    hint = did_you_mean(match["name"], [one for one in names if one != match["name"]])
+    return f"{key}.sources.{match['name']}.data: required, but not set.{hint}"
 
 
 def no_class_path(parser: Any, key: str, match: re.Match[str]) -> str:
@@ -261,6 +276,10 @@ RULES: tuple[tuple[str, Rule], ...] = (
         rf"MixtureSource\.(?P<inner>[^{END}]*){END}.*Given value: .*?"
         r"('sources': \{|__subclasses_disabled__=True\), )'(?P<name>\w+)': \{",
         of_source,
+    ),
+    (
+        rf"MixtureSource\.data: required.*{SOURCE}, init_args=Namespace\(data=None",
+        empty_source,
     ),
     (rf"class_path '(?P<path>[^']+)':\s*{BEGIN}(?P<inner>[^{END}]*){END}", nested),
     (rf"{BEGIN}(?P<inner>[^{END}]*){END}.*class_path='(?P<path>[^']+)'", nested),

@@ -26,6 +26,7 @@ def config(**wrong) -> dict:
     [
         ({"wieght": 0.7}, "wieght: no such key. Did you mean weight?"),
         ({"weight": "much"}, "weight: expected float, got much."),
+        ({"train": "x"}, "train: no such key. Set data.sources.second.data.train.\n"),
         ({"adaptive": {"sucess": 1.0}}, "adaptive: Adaptive.sucess: no such key. Did you mean su"),
         (
             {"data": {"class_path": "PromptData", "init_args": {"tran": "x"}}},
@@ -41,6 +42,13 @@ def test_a_mistake_in_a_source_names_the_source_and_the_nearest_key(wrong, messa
     (here / "mix.yaml").write_text(yaml.safe_dump(config(**wrong), sort_keys=False))
     assert main(["fit", "--config", "mix.yaml"]) == 2
     assert capsys.readouterr().err.startswith(f"error: data.sources.second.{message}")
+
+
+def test_a_mistyped_source_on_the_command_line_is_named(here, capsys):
+    (here / "mix.yaml").write_text(yaml.safe_dump(config()))
+    assert main(["fit", "--config", "mix.yaml", "--data.sources.secnd.weight", "2"]) == 2
+    error = "error: data.sources.secnd.data: required, but not set. Did you mean second?\n"
+    assert capsys.readouterr().err == error
 
 
 @pytest.mark.parametrize("name", ["chat", "template", "train"])
