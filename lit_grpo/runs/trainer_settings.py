@@ -29,7 +29,7 @@ EXAMPLES = {
 
 _LEAST = {
     **dict.fromkeys(("max_steps", "max_epochs", "num_sanity_val_steps"), -1),
-    **dict.fromkeys(("min_steps", "min_epochs", "log_every_n_steps", "fast_dev_run"), 0),
+    **dict.fromkeys(("min_steps", "min_epochs", "log_every_n_steps"), 0),
     **dict.fromkeys(("accumulate_grad_batches", "check_val_every_n_epoch", "num_nodes"), 1),
     "reload_dataloaders_every_n_epochs": 0,
 }
@@ -113,6 +113,8 @@ def refuse_counts(settings: Mapping[str, Any]) -> None:
     for name, least in _LEAST.items():
         why = "-1 sets no limit" if least < 0 else ""
         check_range(f"trainer.{name}", settings.get(name), at_least=least, why=why)
+    if not isinstance(batches := settings.get("fast_dev_run"), bool):
+        check_range("trainer.fast_dev_run", batches, at_least=0)
     for name in _SHARES:
         value = settings.get(name)
         check_range(f"trainer.{name}", value, at_least=0)
