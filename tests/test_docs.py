@@ -543,6 +543,7 @@ def generic(column: str) -> str:
     return re.sub(r"^val/pass@\d+$", "val/pass@<k>", column)
 
 
+@pytest.mark.slow
 def test_the_glossary_has_every_metric_that_runs_log_and_no_other(
     grpo_run, sft_run, judged_run, served_run, mixture_run
 ):

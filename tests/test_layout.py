@@ -157,11 +157,23 @@ def test_a_test_file_has_the_path_of_its_module(path):
     assert subject_of(path) is not None
 
 
-TESTED = {subject_of(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py")}
+def has_fast_test(path: Path) -> bool:
+    """Return whether `./scripts/test` runs a test of this file."""
+    body = ast.parse(path.read_text()).body
+    marks = [ast.unparse(node) for node in body if isinstance(node, ast.Assign)]
+    if any(one.startswith("pytestmark") and "mark.slow" in one for one in marks):
+        return False
+    tests = [one for one in body if isinstance(one, ast.FunctionDef) and one.name[:5] == "test_"]
+    return any("pytest.mark.slow" not in map(ast.unparse, one.decorator_list) for one in tests)
+
+
+TESTED = {
+    subject_of(one.relative_to(TESTS)) for one in TESTS.rglob("test_*.py") if has_fast_test(one)
+}
 
 
 @pytest.mark.parametrize("path", sorted(MODULES - set(map(Path, WITHOUT_LOGIC))), ids=str)
-def test_a_module_has_a_test_file_that_is_not_the_one_of_another(path):
+def test_a_module_has_a_fast_test_in_a_file_that_is_not_the_one_of_another(path):
     assert path in TESTED
 
 
@@ -180,21 +192,25 @@ def loaded() -> dict[str, set[str]]:
     return {name: set(modules) for name, *modules in lines}
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_nothing_heavy(loaded):
     heavy = {"torch", "lightning", "transformers", "vllm", "wandb", "openai", "math_verify"}
     assert not heavy & loaded["lit_grpo"]
 
 
+@pytest.mark.slow
 def test_exit_codes_are_known_without_heavy_imports(loaded):
     assert not {"torch", "lightning"} & loaded["lit_grpo.stopping"]
 
 
+@pytest.mark.slow
 def test_rewards_load_nothing_slow_into_worker_processes(loaded):
     assert "torch" in loaded["lit_grpo.rewards"]
     slow = {"lightning", "transformers", "math_verify", "sympy", "openai", "diskcache"}
     assert not slow & loaded["lit_grpo.rewards"]
 
 
+@pytest.mark.slow
 def test_importing_every_package_loads_no_package_of_a_plugin(loaded):
     assert "lightning" in loaded["lit_grpo.callbacks"]
     plugins = {"vllm", "wandb", "openai", "diskcache", "azure", "math_verify", "deepspeed"}

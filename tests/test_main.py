@@ -133,6 +133,7 @@ def test_garbage_is_not_looked_for_during_the_first_import(monkeypatch, is_impor
     assert (gc.get_freeze_count() > num_kept) != is_imported  # some that were kept may be gone
 
 
+@pytest.mark.slow
 def test_a_thread_that_hangs_does_not_keep_the_process_or_change_its_exit_code():
     script = (
         "import sys, threading, time; from lit_grpo import __main__\n"

@@ -434,6 +434,7 @@ def content_of(run_dir: Path) -> dict[str, bytes]:
     return {str(one): one.read_bytes() for one in files}
 
 
+@pytest.mark.slow
 def test_rows_that_changed_in_their_file_are_not_trained_on_unless_that_is_wanted(here, capfd):
     rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(4)]
     (here / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -453,6 +454,7 @@ def test_rows_that_changed_in_their_file_are_not_trained_on_unless_that_is_wante
     assert steps_in(here / "run") == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_trains_on_keeps_its_model_and_writes_a_new_one(here):
     words = ["fit", "--config=base.yaml", "--run_dir=run", "--ckpt_path=auto"]
     assert main(words) == 0

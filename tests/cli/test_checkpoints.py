@@ -124,6 +124,7 @@ def test_recover_takes_the_newest_intact_one_of_a_run_without_a_healthy_one(tmp_
     )
 
 
+@pytest.mark.slow
 def test_a_real_run_goes_on_from_the_recovered_one(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     saving = {"class_path": "Checkpoints", "init_args": {"every_n_steps": 1, "keep_last": 9}}
@@ -138,6 +139,7 @@ def test_a_real_run_goes_on_from_the_recovered_one(tmp_path, monkeypatch, capsys
     assert "is replaced (step_000003.ckpt, step_000002.ckpt, rows of metrics.csv" in log
 
 
+@pytest.mark.slow
 def test_a_run_that_is_training_is_not_recovered(run, capsys):
     with subprocess.Popen(
         [sys.executable, "-c", HOLD_THE_LOCK, str(run)],

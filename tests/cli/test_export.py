@@ -184,6 +184,7 @@ def test_a_checkpoint_of_a_different_policy_is_refused_in_one_line(here, checkpo
     assert sorted(os.listdir()) == ["run"]
 
 
+@pytest.mark.slow
 def test_a_model_under_the_policys_path_that_was_replaced_is_refused(here, capsys):
     """The adapter of the checkpoint would be added to weights that it was not trained with."""
     tiny_policy(seed=3).save_pretrained("start")

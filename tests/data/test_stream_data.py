@@ -21,6 +21,7 @@ def stream(shards, **settings) -> StreamData:
     return StreamData(str(shards), **chosen)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_rows_of_an_uninterrupted_one(shards, tmp_path):
     saver = SaveEverywhere(tmp_path)
     expected = fit(stream(shards), saver, max_steps=11, max_epochs=-1).trained

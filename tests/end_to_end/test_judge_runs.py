@@ -101,6 +101,7 @@ def test_a_missing_key_is_an_error_of_one_line(monkeypatch, capsys):
     assert re.search(r"error: .*MY_JUDGE_KEY, which is not set", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_a_spent_budget_stops_a_run_with_a_checkpoint_and_is_still_spent_when_resumed():
     limits = {"max_cost_usd": 0.0025, "max_concurrency": 1}  # 13 calls, of 8 a step
     with JudgeServer(by_length) as server:

@@ -70,6 +70,7 @@ def test_masks_of_different_kinds_of_layers_are_not_confused():
         torch.testing.assert_close(ours.double(), plain, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_program_for_any_number_of_heads_is_one_graph():
     packed = pack_of([([1, 2, 3, 4, 5], [[1, 2], [2, 1]])])
     states = random_states(packed, 4, 2)

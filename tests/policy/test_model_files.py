@@ -243,6 +243,7 @@ def ranks(tmp_path_factory) -> tuple[Path, list[dict]]:
     return directory, [torch.load(directory / f"rank{rank}.pt") for rank in (0, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARDED)
 def test_a_sharded_policy_is_written_as_the_whole_one_would_be(name, ranks):
     directory, _ = ranks

@@ -150,6 +150,7 @@ def test_no_rank_has_the_whole_model_in_memory_as_it_is_read_and_streamed(tmp_pa
         assert sums_of_both == [expected] * 2
 
 
+@pytest.mark.slow
 def test_no_rank_has_a_model_without_files_twice_for_its_reference(tmp_path):
     """As that of an adapter that is merged, or of experts that are named otherwise in files."""
     ranks = [partial(peaks_of_whole_models, tmp_path / "store", rank) for rank in (0, 1)]

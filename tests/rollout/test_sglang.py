@@ -201,6 +201,7 @@ def test_a_completion_that_the_servers_context_cuts_is_failed(engine):
     assert "context length" in refused.failure
 
 
+@pytest.mark.slow
 def test_full_weights_are_sampled_with_and_checked(tmp_path):
     policy = tiny_policy(seed=1)
     with serving(policy, launch=launch(), directory=str(tmp_path)) as engine:

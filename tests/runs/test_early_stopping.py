@@ -127,6 +127,7 @@ def write_config(threshold: float) -> None:
     Path("mine.yaml").write_text(yaml.safe_dump(BASE | {"trainer": trainer}))
 
 
+@pytest.mark.slow
 def test_more_steps_do_not_help_a_run_at_its_threshold_and_another_threshold_does(tmp_path):
     with workplace(tmp_path):
         words = ["fit", "--config=mine.yaml", "--run_dir=run", "--ckpt_path=auto"]

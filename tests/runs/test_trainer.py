@@ -108,6 +108,7 @@ def test_the_same_trainer_goes_on_after_a_stop(tmp_path):
     assert pd.read_csv(tmp_path / "metrics.csv")["resumes"].tolist() == [0, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

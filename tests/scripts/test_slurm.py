@@ -207,6 +207,7 @@ def test_a_job_whose_machines_all_have_ranks_is_refused(here):
     assert not [call for call in calls if call[0] == "srun"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", JOBS, ids=lambda path: path.stem)
 @pytest.mark.parametrize(
     ("exit_code", "has_advanced", "is_queued"),
@@ -227,6 +228,7 @@ STRATEGIES = {"a config": "fsdp2", "a config with options": {"class_path": FSDP2
 OWN = {"request_timeout": 60.0, "request_retries": 7, "max_concurrency": 8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("way", ["nothing", "a config", "a config with options", "an argument"])
 def test_the_strategy_is_the_users_or_else_ddp_with_a_short_timeout(script, way, here, capsys):

@@ -47,6 +47,10 @@ UNIT = Device(
     is_gpu=False,
 )
 """A CPU that takes a second for everything."""
+TOKENS, HEAD = 2 * 6 + 4 * 10, 40
+PAIRS = 2 * 16 * 16 / 2 + 2 * 10 * 16
+"""The first row of each group is causal, the other has a mask."""
+BODY, ATTENTION, LOGITS = 2 * 500 * TOKENS, 4 * 8 * 2 * PAIRS, 2 * 800 * HEAD
 
 
 def make(

@@ -123,6 +123,7 @@ def test_the_policy_approaches_the_teacher_which_stays(teacher_path, lora, lr, s
     assert all(one.equal(other) for one, other in pairs)
 
 
+@pytest.mark.slow
 @for_every_term
 def test_a_resumed_run_continues_exactly_and_the_checkpoint_has_no_teacher(
     teacher_path, term, tmp_path
@@ -158,6 +159,7 @@ def test_a_teacher_whose_files_were_replaced_ends_the_resume(tmp_path):
         run(2, last)
 
 
+@pytest.mark.slow
 @for_every_term
 def test_with_grpo_the_gradient_is_the_same_for_any_split_into_micro_batches(teacher_path, term):
     runs = []

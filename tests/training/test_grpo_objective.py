@@ -46,6 +46,7 @@ def test_a_reference_that_is_mixed_is_the_moving_average_of_the_policy():
         torch.testing.assert_close(parameter, expected[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lora",
     [pytest.param(None, marks=pytest.mark.slow, id="full"), pytest.param(LoRA(rank=4), id="lora")],

@@ -32,6 +32,7 @@ def test_a_checkpoint_of_an_adapter_omits_its_base_and_can_be_resumed(tmp_path):
         fit(other, max_steps=2, ckpt_path=path)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_omits_a_reference_that_never_moves_and_the_resumed_run_has_it(tmp_path):
     start = tmp_path / "start"
     tiny_policy().save_pretrained(start)

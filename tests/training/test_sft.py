@@ -51,6 +51,7 @@ def test_the_loss_is_that_of_transformers_on_the_same_tokens():
     assert loss.item() == pytest.approx(total / count, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lora", [None, LoRA(rank=8, alpha=64, modules_to_save=["lm_head"])], ids=["full", "lora"]
 )

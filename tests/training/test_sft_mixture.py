@@ -70,6 +70,7 @@ def final_weights(run: str) -> dict[str, torch.Tensor]:
     return load_file(f"{run}/final/model.safetensors")
 
 
+@pytest.mark.slow
 def test_a_warm_up_goes_through_its_phases_and_resumes_to_the_same_weights(here):
     assert main(["sft", "--config=mix.yaml", "--run_dir=whole"]) == 0
     metrics = pd.read_csv("whole/metrics.csv")

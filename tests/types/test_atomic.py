@@ -58,6 +58,7 @@ def test_an_error_leaves_the_old_directory_and_nothing_else(tmp_path):
     assert os.listdir(tmp_path) == ["data"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new_directory(exchanges, tmp_path, monkeypatch):
     if not exchanges:
@@ -133,6 +134,7 @@ def test_all_files_are_on_the_disk_before_the_directory_is_moved(tmp_path, monke
     assert last == str(tmp_path)  # the move
 
 
+@pytest.mark.slow
 def test_files_that_are_written_again_soon_are_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda file: pytest.fail("it waits for the disk"))
     with replacing(tmp_path / "data", is_durable=False) as partial:

@@ -22,6 +22,7 @@ WHERE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", WHERE)
 def test_a_reward_is_started_where_the_run_starts_it(where, monkeypatch, capsys):
     monkeypatch.setenv(KEY, "secret")
@@ -34,6 +35,7 @@ def test_a_reward_is_started_where_the_run_starts_it(where, monkeypatch, capsys)
     assert "needs_key can score every" not in shown["data"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", WHERE)
 def test_a_key_that_a_reward_lacks_when_it_starts_is_failed(where, monkeypatch, capsys):
     monkeypatch.delenv(KEY, raising=False)

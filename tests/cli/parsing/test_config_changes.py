@@ -109,6 +109,7 @@ def test_the_command_that_goes_on_is_the_one_that_was_used(here, command, capsys
     assert f"its own settings: lit-grpo {command} 'my run'." in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_was_moved_goes_on_where_it_is(run):
     moved = run.rename(run.parents[1] / "moved")
     assert main(["fit", "runs/moved", "--trainer.max_steps=3"]) == 0
@@ -132,6 +133,7 @@ def test_allowed_changes_are_applied_logged_and_not_remembered(run):
     assert yaml.safe_load((run / "config.yaml").read_text())["allow_changes"] is False
 
 
+@pytest.mark.slow
 def test_changes_are_said_not_to_be_applied_if_no_step_is_left(run):
     before = (run / "config.yaml").read_bytes()
     assert main(["fit", RUN, "--model.sampling.max_tokens=1", "--allow_changes"]) == 0

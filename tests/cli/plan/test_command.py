@@ -127,6 +127,7 @@ def test_shorter_completions_change_the_seconds_and_not_the_memory(capsys):
     assert short["seconds"]["total"] < long["seconds"]["total"]
 
 
+@pytest.mark.slow
 def test_without_a_gpu_this_machine_is_measured(capsys):
     exit_code, found = plan(capsys)
     assert (exit_code, found["device"]) == (0, "cpu")

@@ -49,6 +49,7 @@ def test_votes_that_differ_have_a_spread(server):
     assert max(asked(server).values()) == 3
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_without_asking_what_is_recorded(server):
     server.behaviour = slowly(0.02)
     for number in (20, 60, 100):
@@ -78,6 +79,7 @@ def test_several_processes_share_the_calls_and_ask_each_vote_once(server):
         assert "; 0 are missing; 0.0360 US dollars" in said(process)
 
 
+@pytest.mark.slow
 def test_several_processes_that_are_killed_in_turn_leave_every_vote_once(server):
     server.behaviour = slowly(0.02)
     started = [start_command(*PRECOMPUTE, "--processes", "2") for _ in range(2)]
@@ -94,6 +96,7 @@ def test_several_processes_that_are_killed_in_turn_leave_every_vote_once(server)
     assert main([*PREPARE]) == 0
 
 
+@pytest.mark.slow
 def test_a_process_takes_over_what_a_killed_one_had_claimed(server):
     server.behaviour = slowly(30)
     killed, _ = start_command(*PRECOMPUTE, "--limit", "1")

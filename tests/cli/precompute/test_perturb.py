@@ -36,6 +36,7 @@ def test_words_are_replaced_by_those_of_other_rows():
     assert wrong_answers(["4"], ["Oslo"], "x")[-1] == "Oslo"
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.decimals(-(10**9), 10**9, places=2) | st.integers(-(10**12), 10**12), st.text())
 def test_every_number_has_a_wrong_answer_of_another_value(number, seed):

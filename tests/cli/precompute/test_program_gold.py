@@ -150,6 +150,7 @@ def test_a_verifier_has_settings_and_a_wrong_one_is_named():
         load_verifier("MathsReward")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GSM8K.is_file(), reason="GSM8K is not there")
 def test_rows_of_gsm8k_all_get_gold(cache):
     recipe = read_recipe("verifiable_only", [f"verifiable={GSM8K}"])

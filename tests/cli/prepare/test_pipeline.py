@@ -333,6 +333,7 @@ def contents() -> dict[str, bytes]:
     return found | {"manifest.json": json.dumps(splits).encode()}
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_the_old_data_or_the_new(data, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)  # only matters if the machine crashes
 
@@ -357,6 +358,7 @@ def test_a_kill_at_any_moment_leaves_the_old_data_or_the_new(data, monkeypatch):
     assert sorted(os.listdir()) == ["essays.jsonl", "out", "sums.jsonl"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GSM8K.is_file(), reason="GSM8K is not there")
 def test_gsm8k_is_prepared_whole():
     recipe = read_recipe("verifiable_only", [f"verifiable={GSM8K}"])

@@ -227,11 +227,13 @@ def test_wrong_answer_in_this_notation_is_not_rewarded(suite, gold, text):
     assert values(suite, [(gold, text)]) == [0.0]
 
 
+@pytest.mark.slow
 def test_answer_that_cannot_be_read_in_time_is_wrong():
     with RewardSuite([MathReward(deadline_seconds=1.0, num_workers=1)]) as suite:
         assert values(suite, [("5", rf"\boxed{{{UNREADABLE}}}")]) == [0.0]
 
 
+@pytest.mark.slow
 def test_deadline_is_a_timeout_if_the_gold_answer_cannot_be_read_in_time_either():
     with RewardSuite([MathReward(deadline_seconds=1.0, num_workers=1)]) as suite:
         batch = suite.score([prompt(answer=UNREADABLE)], [[completion(text=r"\boxed{x+1}")]])

@@ -111,6 +111,7 @@ class Broken(Reward):
         return {}["missing"]
 
 
+@pytest.mark.slow
 def test_rewards_of_groups_and_in_processes_are_asked_for_their_sources_only():
     groups = [GROUPS[0], [completion(text="a"), completion(text="the longer one")]]
     far = ProcessReward(Longest(only_sources=["open"], name="far"))

@@ -64,6 +64,7 @@ def test_row_that_cannot_be_pickled_is_an_error_of_its_own(suite):
     assert values(score_all(suite, FINE)) == [1.5]
 
 
+@pytest.mark.slow
 def test_crash_is_an_error_of_that_completion_and_the_worker_is_replaced(suite):
     before, crashed, after = score_all(suite, FINE, "import os; os._exit(3)", FINE)
     assert (crashed.value, crashed.outcome) == (None, "error")
@@ -71,6 +72,7 @@ def test_crash_is_an_error_of_that_completion_and_the_worker_is_replaced(suite):
     assert (before.value, after.value) == (1.5, 1.5)
 
 
+@pytest.mark.slow
 def test_crash_of_a_grouped_reward_is_an_error_of_the_whole_group(suite):
     texts = [("a", "abc", "ab"), ("crash", "a", "b"), ("ab", "a", "ab")]
     batch = suite.score(
@@ -159,6 +161,7 @@ def test_unsuitable_reward_or_limit_is_refused_with_what_to_do(make, message):
         make()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reward", "error", "message"),
     [

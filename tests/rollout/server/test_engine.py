@@ -253,6 +253,7 @@ def generate_until_failure(engine) -> str:
         return str(error)
 
 
+@pytest.mark.slow
 def test_a_failure_of_rank_zero_reaches_the_other_rank(two_ranks):
     """Which would otherwise try to reconnect for much longer."""
     policies = [tiny_policy() for _ in range(2)]

@@ -4,6 +4,7 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from gate import Gate
 from served_engines import (
     LONG,
@@ -25,6 +26,7 @@ from worker_processes import is_alive, wait_until
 from lit_grpo.rollout.server import process as server_process
 
 
+@pytest.mark.slow
 def test_a_suspended_server_is_killed_and_restarted(policy, undisturbed, monkeypatch):
     monkeypatch.setattr(server_process, "GRACE_SECONDS", 0.3)
     strict = {"unhealthy_after": 1, "max_restarts": 20}
@@ -38,6 +40,7 @@ def test_a_suspended_server_is_killed_and_restarted(policy, undisturbed, monkeyp
         assert not is_alive(server.pid)
 
 
+@pytest.mark.slow
 def test_a_server_that_reports_to_be_healthy_and_hangs_is_restarted(policy, undisturbed):
     with serving(policy, launch=launch(), supervision={"max_restarts": 20}) as engine:
         (server,) = launched_servers()

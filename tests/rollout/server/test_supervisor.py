@@ -26,6 +26,7 @@ from sglang_server import free_port, running_server
 from lit_grpo.rollout import EngineFailed
 
 
+@pytest.mark.slow
 def test_a_server_killed_while_generating_is_restarted_and_every_row_delivered(policy, undisturbed):
     with serving(policy, launch=launch()) as engine:
         (server,) = launched_servers()
@@ -59,6 +60,7 @@ def test_another_server_takes_over_the_requests_of_a_killed_one(
         assert_same(completions, undisturbed[LONG])
 
 
+@pytest.mark.slow
 def test_a_server_that_was_restarted_from_outside_gets_its_weights_again(
     policy, directory, undisturbed
 ):

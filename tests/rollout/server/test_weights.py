@@ -63,6 +63,7 @@ def test_a_server_that_an_earlier_run_left_paused_is_used(policy, server, undist
         assert_same(generate(engine, PROMPTS, PLAIN), undisturbed[PLAIN])
 
 
+@pytest.mark.slow
 def test_a_restarted_server_is_checked_and_a_mismatch_fails_the_engine(tmp_path):
     """It starts with the first weights again, and its update only seems to happen."""
     policy, is_stale = tiny_policy(), tmp_path / "stale"
@@ -133,6 +134,7 @@ def test_completions_with_an_unknown_label_are_never_delivered(policy, server):
             generate(engine, PROMPTS, PLAIN)
 
 
+@pytest.mark.slow
 def test_a_server_that_was_restarted_from_outside_gets_its_adapter_again(directory):
     policy = perturbed(tiny_policy(lora=LoRA(rank=4, target_modules=["q_proj", "v_proj"])))
     port = free_port()

@@ -130,6 +130,7 @@ def test_discarded_weights_are_sent_again_after_sleep(lora):
     assert engine._vllm.num_loads == (1 if lora else 2)
 
 
+@pytest.mark.slow
 def test_only_the_latest_adapter_stays_on_disk_until_the_end():
     policy = tiny_policy(lora=LoRA(rank=2))
     engine = open_engine(policy)

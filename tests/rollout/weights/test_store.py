@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from tiny import tiny_policy
 from weight_policies import assert_same, perturbed, read_weights, run_two_ranks, shard
@@ -71,6 +72,7 @@ def save_sharded(rank: int, directory: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_the_first_of_two_ranks_saves_the_whole_of_a_sharded_policy(tmp_path):
     run_two_ranks(save_sharded, tmp_path)
     first, second = (torch.load(tmp_path / f"rank{n}.pt", weights_only=False) for n in (0, 1))

@@ -64,6 +64,7 @@ def replace_and_die(directory: Path, name: str) -> int:
     return moment
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_replaced_is_the_old_or_the_new_one_after_a_kill_at_any_moment(
     tmp_path,
 ):
@@ -165,6 +166,7 @@ with saving(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_a_save_that_runs_is_left_alone_until_its_process_is_gone(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("lit_grpo.runs.checkpoints.atomic_save.RESUME_WAIT_SECONDS", 0.1)
     directory = tmp_path / "checkpoints"

@@ -121,6 +121,7 @@ def test_auto_with_damaged_checkpoints_only_ends_with_exit_code_2_and_changes_no
     assert torn.read_bytes() == b"torn"
 
 
+@pytest.mark.slow
 def test_the_best_is_that_of_the_callback_with_a_monitor(here, caplog, capsys):
     best = {"class_path": "Checkpoints", "init_args": {"monitor": "val/accuracy"}}
     every_step = {"val_check_interval": 1, "check_val_every_n_epoch": None}

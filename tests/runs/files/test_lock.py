@@ -19,6 +19,7 @@ with locked(Path("run")):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 def test_a_directory_in_use_is_refused_until_its_process_has_ended(signum, tmp_path):
     with running([sys.executable, "-c", HOLD], tmp_path) as process:

@@ -152,6 +152,7 @@ def test_without_a_healthy_checkpoint_the_run_stops(tmp_path):
     assert "there is no healthy checkpoint" in reason.message
 
 
+@pytest.mark.slow
 def test_a_run_resumed_after_a_rollback_goes_on_as_if_it_had_not_been_interrupted(tmp_path):
     whole, _ = train(tmp_path / "whole", SpoilWeights(4), steps=8)
     module, _ = train(tmp_path, SpoilWeights(4), steps=6)
@@ -315,6 +316,7 @@ def test_a_rollback_goes_to_before_the_trouble_began_though_it_was_noticed_later
     assert done.kind == "done"
 
 
+@pytest.mark.slow
 def test_real_noise_in_the_weights_is_rolled_back_to_before_it(tmp_path):
     first = FirstWeights()
     settings = {"objective": Objective(kl=KLTerm(coef=0.01))}
@@ -331,6 +333,7 @@ def test_real_noise_in_the_weights_is_rolled_back_to_before_it(tmp_path):
     assert_equal(first.weights[events[0].step], first.weights[6])
 
 
+@pytest.mark.slow
 def test_trouble_that_a_rollback_does_not_end_is_noticed_at_once_and_goes_further_back(tmp_path):
     divergence = Divergence(lambda step, num_rollbacks: 0.8 if step >= 12 else 0.005)
     monitor = HealthMonitor(EXPLODING)
@@ -396,6 +399,7 @@ def test_weights_spoilt_without_a_checkpoint_end_the_run_with_words_and_a_cause(
     assert (crash.kind, crash.cause) == ("crash", "not_finite_weights")
 
 
+@pytest.mark.slow
 def test_the_event_of_a_stop_after_too_many_skipped_updates_names_the_rule(tmp_path):
     rules = {"truncated": Rule(action="skip", patience=1)}
     module = make_module(sampling=Sampling(max_tokens=1))

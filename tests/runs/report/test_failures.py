@@ -73,6 +73,7 @@ def test_the_end_and_the_report_say_which_reward_failed_how_often_and_why(capsys
     assert expected_line() in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_resumed_run_counts_all_of_its_rows():
     ended("[flaky_rewards.Flaky]")
     earlier = expected_line()

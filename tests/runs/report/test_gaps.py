@@ -115,6 +115,7 @@ def test_a_run_that_does_not_log_each_batch_has_lost_none(tmp_path, seldom):
     assert shown(run)[1] == []
 
 
+@pytest.mark.slow
 def test_a_live_run_may_be_ahead_of_its_metrics(tmp_path):
     run = keep_rows(make_run(tmp_path, completions=COMPLETIONS), 0, 1, cut="2,")
     (run / "completions/step_000008.parquet").write_bytes(b"")

@@ -96,6 +96,7 @@ def test_an_accuracy_from_before_training_has_the_prompts_of_the_start(tmp_path)
     assert held_out_hashes(*load_runs([run])) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_a_real_run_warns_once_of_held_out_prompts_that_it_trains_on(tmp_path, capsys):
     rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
     line = "3 of 4 held-out prompts are training prompts, too"
@@ -121,6 +122,7 @@ def test_a_real_run_warns_once_of_held_out_prompts_that_it_trains_on(tmp_path, c
     assert "leaked_prompts" in page
 
 
+@pytest.mark.slow
 def test_real_runs_record_their_held_out_prompts(tmp_path, capsys):
     evaluated = BASE["model"] | {"evaluation": {"before_training": True}}
     with workplace(tmp_path):

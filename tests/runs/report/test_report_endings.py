@@ -44,6 +44,7 @@ def test_the_summary_has_a_line_on_how_the_run_ended(tmp_path, capsys, event, li
     assert sum(one.startswith("grpo/0 (") for one in lines) == line.startswith("(")
 
 
+@pytest.mark.slow
 def test_the_summary_of_a_run_that_still_trains_says_so(tmp_path, capsys):
     run = make_run(tmp_path)
     with running([sys.executable, "-c", HOLD, str(run)]) as process:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from easy_prompts import EqualOnEasyPrompts, prompts
 from small_runs import Keep, fit, make_module, make_trainer, weights
@@ -81,6 +82,7 @@ def test_a_group_is_replaced_by_one_of_the_same_source():
     assert [one.source for one in found] == names[:4]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_samples_the_same_further_prompts(tmp_path):
     kinds = "hehehheehhhehehhhehhhhh"
 

@@ -96,6 +96,7 @@ class Told(Callback):
         self.outages.append((outage.cause, outage.message))
 
 
+@pytest.mark.slow
 def test_a_short_outage_delays_a_run_and_changes_nothing_else(undisturbed, caplog):
     # The eight scores of the second step are missing at first and at the first retry.
     reward = Flaky(down=range(8, 24))
@@ -143,6 +144,7 @@ def test_scores_that_are_missing_because_of_the_completion_do_not_stop_a_run(out
     assert get_stop_reason(trainer) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "down_at", [0, 1, *(pytest.param(step, marks=pytest.mark.slow) for step in (2, 3))]
 )

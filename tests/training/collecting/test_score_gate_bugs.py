@@ -120,6 +120,7 @@ ONE_VALUE = "{class_path: FunctionReward, init_args: {function: 'buggy_rewards:o
 PROCESS = "{class_path: ProcessReward, init_args: {reward: buggy_rewards.MissingColumn}}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reward", "shown"),
     [
@@ -208,6 +209,7 @@ def test_an_occasional_bug_is_an_outcome_with_one_traceback():
     assert rows.loc[rows["outcome/occasional"] == "error", "reward"].isna().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "reward",
     [

@@ -51,6 +51,7 @@ def test_a_resumed_run_that_was_stopped_at_the_limit_gets_as_many_again(saved, e
     assert steps.in_a_row == expected
 
 
+@pytest.mark.slow
 def test_a_run_without_anything_to_train_on_ends_although_max_steps_is_far(caplog):
     class Abstains(Reward):
         def score(self, prompt, completion):

@@ -171,6 +171,7 @@ OF_TORCHAO = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [masters, *OF_TORCHAO])
 def test_a_run_of_bfloat16_weights_resumes_bit_identically(tmp_path, optimizer, caplog):
     whole = run_of(optimizer)

@@ -47,6 +47,7 @@ def test_the_last_step_of_a_killed_run_may_not_be_among_those_that_were_read(
     assert diagnose(limited).end == end
 
 
+@pytest.mark.slow
 def test_a_run_whose_process_lives_is_running(tmp_path):
     run = make_run(tmp_path, [START, {"step": 3, "kind": "stop"}])
     with running([sys.executable, "-c", HOLD, str(run.path)]) as process:
