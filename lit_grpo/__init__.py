@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lit_grpo.policy import LocalTeacher, LoRA, Policy
     from lit_grpo.rewards import FunctionReward, MathReward, Reward
     from lit_grpo.rollout import HFEngine, Sampling, VLLMEngine, VLLMServerEngine, VLLMTeacher
+    from lit_grpo.runs.export import export_checkpoint
     from lit_grpo.runs.trainer import Trainer
     from lit_grpo.training import Evaluation, GRPOModule, OutagePolicy, SFTModule, UpdateConfig
 
@@ -29,6 +30,7 @@ _HOMES = {
     "lit_grpo.policy": ("LoRA", "LocalTeacher", "Policy"),
     "lit_grpo.rewards": ("FunctionReward", "MathReward", "Reward"),
     "lit_grpo.rollout": ("HFEngine", "Sampling", "VLLMEngine", "VLLMServerEngine", "VLLMTeacher"),
+    "lit_grpo.runs.export": ("export_checkpoint",),
     "lit_grpo.runs.trainer": ("Trainer",),
     "lit_grpo.training": ("Evaluation", "GRPOModule", "OutagePolicy", "SFTModule", "UpdateConfig"),
 }
@@ -59,6 +61,7 @@ __all__ = [
     "VLLMEngine",
     "VLLMServerEngine",
     "VLLMTeacher",
+    "export_checkpoint",
 ]
 
 

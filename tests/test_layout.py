@@ -26,7 +26,7 @@ MAY_IMPORT = {
         "types", "concurrency", "stopping", "data", "objective", "policy", "distributed",
         "diagnostics", "rewards", "rollout",
     },
-    "runs": {"types", "concurrency", "stopping", "distributed", "diagnostics"},
+    "runs": {"types", "concurrency", "stopping", "policy", "distributed", "diagnostics"},
     "cli": {
         "types", "concurrency", "stopping", "data", "objective", "policy", "distributed", "judge",
         "diagnostics", "rewards", "rollout", "training", "runs",
@@ -36,7 +36,7 @@ MAY_IMPORT = {
 }  # fmt: skip
 """By package, from the bottom to the top: a package may import only what stands above it here."""
 
-MAX_ENTRIES = {"": 18, "rollout": 12, "rewards": 12, "training": 20, "runs": 18, "cli": 24}
+MAX_ENTRIES = {"": 18, "rollout": 12, "rewards": 12, "training": 20, "runs": 19, "cli": 24}
 
 
 def module_name(path: Path) -> str:

@@ -142,10 +142,11 @@ def _train(cli: CommandLine) -> int:
     run_dir = Path(cli.config.run_dir)
     refuse_automatic(cli.trainer, cli.model)
     cli.model.allow_changes = cli.config.allow_changes
+    cli.model.changes = [str(change) for change in cli.changes]
     with logged_run(cli.trainer, run_dir, cli.resume_command):
         if process_rank() == 0:
             log.info("run directory: %s", run_dir)
-            for change in cli.changes:
+            for change in cli.model.changes:
                 log.info("changed for this part of the run: %s", change)
         log_overridden(cli.overridden)
         cli.trainer.fit(**cli.fit_arguments)

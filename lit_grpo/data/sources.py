@@ -244,6 +244,8 @@ def _load_dataset(
     import datasets  # takes a second to import, and most runs read files
 
     is_saved = (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+    if not is_saved and subset is None:
+        _refuse_several_formats(source, path)
     try:
         if is_saved:
             dataset = datasets.load_from_disk(str(path))
@@ -257,7 +259,8 @@ def _load_dataset(
             "existing file or directory, or a Hub dataset as id, id:split or id:subset:split."
         ) from error
     if isinstance(dataset, Mapping):
-        return _choose_split(source, dataset, split)
+        is_of_files = path.is_dir() and not is_saved
+        return _choose_split(source, dataset, split, is_of_files=is_of_files)
     if is_saved and split:
         raise UserError(
             f"{source} names the split {split!r}, but {path} holds one dataset without splits. "
@@ -266,12 +269,28 @@ def _load_dataset(
     return dataset.to_iterable_dataset() if is_saved and streaming else dataset
 
 
-def _choose_split(source: str, splits: Mapping[str, Any], split: str | None) -> Any:
+def _refuse_several_formats(source: str, directory: Path) -> None:
+    formats = {file.suffix for file in directory.rglob("*")} & set(_READERS)
+    if len(formats) > 1:
+        raise UserError(
+            f"{source} has files of several formats ({', '.join(sorted(formats))}), of which only "
+            "one would be read. Name the files, in a list if there are several."
+        )
+
+
+def _choose_split(
+    source: str, splits: Mapping[str, Any], split: str | None, *, is_of_files: bool
+) -> Any:
     names = list(splits)
     if split is None and len(names) > 1:
         raise UserError(
             f"{source} must name one of its splits {', '.join(names)} (it has several). "
             f"Write {source}:{names[0]}."
+        )
+    if split is None and is_of_files and names != ["train"]:
+        raise UserError(
+            f"{source} has only the split {names[0]} by the names of its files, and files whose "
+            f"names have no split are left out. Write {source}:{names[0]}, or name the files."
         )
     if split is not None and split not in splits:
         raise UserError(

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_only
+
 from lit_grpo.distributed.checkpoints import check_partition
 from lit_grpo.policy.model_source import ModelSource, refuse_changed, save_sources
 from lit_grpo.training.base import PolicyModule
-from lit_grpo.training.checks.same_run import plain_settings, refuse_other_policy
+from lit_grpo.training.checks.same_run import (
+    changed_settings,
+    plain_settings,
+    refuse_other_policy,
+)
+from lit_grpo.training.optimizer.settings import by_key
+
+log = logging.getLogger(__name__)
 
 
 class ResumableModule(PolicyModule):
@@ -20,6 +30,9 @@ class ResumableModule(PolicyModule):
     """Whether a resumed run is validated on other rows than before."""
     trained_in: Path | None = None
     """The directory of the run that has trained this module."""
+    changes: Sequence[str] = ()
+    """What a resumed run does otherwise than before, ``model.group_size: 4 -> 8``; the command
+    line has those of its config."""
     allow_changes = False
     """Whether a resumed run may have other settings or data than the one before."""
 
@@ -29,6 +42,22 @@ class ResumableModule(PolicyModule):
             f"policy.{name}": value
             for name, value in plain_settings(self.policy, ("dtype", "lora")).items()
         }
+
+    def _tell_changes(self) -> None:
+        """Log what a resumed run does otherwise than before, as far as no config has shown it."""
+        settings = self._run_settings
+        if self.trainer.ckpt_path is not None:
+            earlier, now = self._earlier_optimizer_settings, self._optimizer_settings
+            settings.changes += changed_settings(by_key(earlier), by_key(now))
+        new, settings.changes = settings.changes, []
+        if self.changes:
+            shown = {one.partition(":")[0].replace(".init_args", "") for one in self.changes}
+            new = [
+                one for one in new if one.startswith("data.") and one.partition(":")[0] not in shown
+            ]
+        for change in new:
+            rank_zero_only(log.info)("changed for this part of the run: %s", change)
+        self.changes = [*self.changes, *new]
 
     def _compare(self, section: str, settings: Mapping[str, Any]) -> None:
         self._run_settings.add(section, settings, may_change=self.allow_changes)

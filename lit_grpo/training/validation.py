@@ -62,6 +62,7 @@ class EvaluatedModule(ResumableModule):
             check_monitors(self, self.evaluation, prompts)
         if val_loader:
             self.evaluation.check(prompts)
+        self._tell_changes()
         self._run_settings.before = {}  # another training may follow, of other data
         self._is_checked = True
 

@@ -167,7 +167,8 @@ def test_a_run_made_in_python_has_no_config_to_export_by(here, checkpoint, capsy
     (here / "run/config.yaml").unlink()
     said = failure(capsys, "--export", "model")
     assert "--export makes the policy from run/config.yaml, and there is none" in said
-    assert "module.policy.save_pretrained(DIR)" in said
+    call = "lit_grpo.export_checkpoint('run/checkpoints/step_000001.ckpt', DIRECTORY, policy="
+    assert call in said
     assert not Path("model").exists()
 
 

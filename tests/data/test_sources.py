@@ -245,6 +245,22 @@ def test_a_directory_of_data_files_is_read_as_a_dataset(tmp_path):
     assert [row.columns["q"] for row in read_rows(f"{directory}:default:train[1:]")] == ["y"]
 
 
+@pytest.mark.parametrize(
+    ("names", "suffix", "error"),
+    [
+        (("zoo.jsonl", "zoo_val.jsonl"), "", r"only the split validation .*Write .*mine:valid.*or"),
+        (("zoo.jsonl", "more.csv"), "", r"several formats \(\.csv, \.jsonl\), of which only one"),
+        (("train.jsonl", "more.csv"), ":train", "several formats"),
+    ],
+)
+def test_a_directory_of_which_files_would_be_left_out_is_refused(names, suffix, error, tmp_path):
+    (tmp_path / "mine").mkdir()
+    for name in names:
+        write(tmp_path / "mine" / name, '{"q": "x"}\n' if "jsonl" in name else "q\nx\n")
+    with pytest.raises(UserError, match=error):
+        read_rows(f"{tmp_path}/mine{suffix}")
+
+
 def test_the_working_directory_is_a_dataset_with_the_name_of_the_directory(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     write(tmp_path / "mine" / "train.jsonl", '{"q": "x"}\n')

@@ -11,10 +11,10 @@ from sharded_cases import RESUMED
 from tiny import LLAMA
 from transformers import AutoModelForCausalLM
 
-from lit_grpo.cli.export import _load_weights
 from lit_grpo.policy import Policy
 from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.runs.checkpoints.files import read_manifest, why_unusable
+from lit_grpo.runs.export import load_weights
 
 SECONDS = 1200
 """Within which all trainings of a fixture end, on a machine that does much besides."""
@@ -359,7 +359,7 @@ def test_checkpoints_of_deepspeed_are_whole_and_can_be_exported(zero, case, stra
     settings = {"architecture": LLAMA, "packing": False}
     policy = Policy(**(settings | sharded_cases.CASES[case].get("policy", {})))
     policy.load(with_reference=False)
-    _load_weights(policy, checkpoint)
+    load_weights(policy, checkpoint)
     trained = load(zero, case, strategy)[0]
     assert difference({"weights": dict(named_weights(policy.model))}, trained) == 0
     final = AutoModelForCausalLM.from_pretrained(directory / "final")

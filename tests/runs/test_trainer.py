@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -135,6 +136,29 @@ def test_another_run_is_not_resumed_unless_that_is_wanted(tmp_path, changed, mes
     assert trainer.global_step == 3
     trainer, _ = train(tmp_path, ckpt_path="last", changed=changed, max_steps=4)
     assert trainer.global_step == 4
+
+
+def test_what_changes_at_a_resume_is_in_the_log_the_events_and_the_card(tmp_path, caplog):
+    caplog.set_level("INFO")
+    train(tmp_path, StopAfter(1))
+    faster = partial(torch.optim.SGD, lr=0.5)
+    changed = {"group_size": 4, "optimizer": faster, "data": {"prompts_per_step": 4}}
+    train(tmp_path, StopAfter(2), ckpt_path="last", changed=changed, allow_changes=True)
+    train(tmp_path, ckpt_path="last", changed=changed | {"optimizer": sgd})
+    first = [
+        "data.prompts_per_step: 2 -> 4",
+        "model.group_size: 2 -> 4",
+        "model.optimizer.lr: 1.0 -> 0.5",
+    ]
+    events = [one for one in read_events(tmp_path) if one.kind == "resume"]
+    assert [sorted(one.changes) for one in events] == [first, ["model.optimizer.lr: 0.5 -> 1.0"]]
+    told = [one for one in caplog.messages if one.startswith("changed for this part of the run")]
+    assert [one.partition(": ")[2] for one in told] == [*events[0].changes, *events[1].changes]
+    card = (tmp_path / "final/README.md").read_text()
+    assert (
+        "model.group_size 2 -> 4 after step 1; data.prompts_per_step 2 -> 4 after step 1; " in card
+    )
+    assert "model.optimizer.lr 0.5 -> 1.0 after step 2\n" in card
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)])

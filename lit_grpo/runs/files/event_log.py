@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -37,6 +37,8 @@ class Event:
     """Of a start or a resumption the hash of the held-out prompts, if there are any."""
     policy: str = ""
     """Of a start or a resumption the path or Hub id of the policy, if it has one."""
+    changes: list[str] = field(default_factory=list)
+    """Of a resumption what is otherwise than before, ``model.group_size: 4 -> 8``."""
 
 
 def now(timespec: str = "seconds") -> str:

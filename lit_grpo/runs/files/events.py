@@ -26,7 +26,7 @@ def num_finished_steps(trainer: L.Trainer) -> int:
 
 
 def record_event(
-    trainer: L.Trainer, kind: EventKind, message: str = "", cause: str = "", **others: str
+    trainer: L.Trainer, kind: EventKind, message: str = "", cause: str = "", **others: Any
 ) -> None:
     """Tell the callbacks with an ``on_event(trainer, event)`` what has happened, on rank 0.
 
@@ -87,7 +87,8 @@ class EventsFile(Callback):
         held_out = getattr(data, "validation_hash", "")
         policy = str(getattr(getattr(pl_module, "policy", None), "path", None) or "")
         directory = str(Path.cwd())
-        record_event(trainer, kind, directory=directory, held_out=held_out, policy=policy)
+        of_start = {"directory": directory, "held_out": held_out, "policy": policy}
+        record_event(trainer, kind, **of_start, changes=[*getattr(pl_module, "changes", ())])
         leaked = getattr(data, "leaked", "")
         if leaked and trainer.enable_validation:
             record_event(trainer, "warning", leaked, LEAKED)

@@ -17,7 +17,8 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
 from lit_grpo import __version__
-from lit_grpo.runs.checkpoints.files import read_manifest
+from lit_grpo.runs.checkpoints.files import read_manifest, read_state
+from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.report.history import load_runs
 from lit_grpo.types import UserError, import_path, plain_value
 
@@ -51,17 +52,17 @@ def write_model_card(
         _make_card(run_dir, trainer, module).save(directory / "README.md")
 
 
-def write_exported_card(directory: Path, checkpoint: Path, run_dir: Path, policy: Any) -> None:
+def write_exported_card(directory: Path, checkpoint: Path, policy: Any) -> None:
     """Write ``README.md`` for a model that is made from a checkpoint, which it names with its step.
 
     Args:
         directory: That of the model.
-        run_dir: Directory of a run of the command line, with its ``config.yaml``.
+        checkpoint: One in the directory of its run; it has the settings if that has a config.
     """
     with _kept_from_failing():
-        settings = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
-        model = settings["model"]
-        method = "GRPO" if "rewards" in model.get("init_args", model) else "SFT"
+        run_dir = checkpoint.absolute().parents[1]
+        config = run_dir / "config.yaml"
+        settings = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
         manifest = read_manifest(checkpoint)
         steps = "" if manifest is None else (
             f", after rollout step {manifest.rollout_step}, {manifest.optimizer_step} optimizer "
@@ -73,7 +74,9 @@ def write_exported_card(directory: Path, checkpoint: Path, run_dir: Path, policy
             "Start": _start(policy),
             "Adapter": _adapter(policy),
         }
-        _fill(policy, method, facts, {}, _as_yaml(settings)).save(directory / "README.md")
+        method = "GRPO" if "rewards" in read_state(checkpoint) else "SFT"
+        text = _as_yaml(settings) if settings else ""
+        _fill(policy, method, facts, {}, text).save(directory / "README.md")
 
 
 @contextmanager
@@ -110,6 +113,7 @@ def _make_card(run_dir: Path, trainer: L.Trainer, module: Any) -> ModelCard:
         "Adapter": _adapter(module.policy),
         "Rewards": _describe_rewards(module.rewards.weights) if is_grpo else "",
         "Data": _describe_data(getattr(trainer, "datamodule", None)),
+        "Changed at resumes": _describe_changes(run_dir),
     }
     method = "GRPO" if is_grpo else "SFT"
     return _fill(
@@ -201,6 +205,17 @@ def _describe_data(data: Any) -> str:
     if isinstance(sources, Mapping):
         names = "; ".join(f"{name} = {_describe_data(one.data)}" for name, one in sources.items())
     return type(data).__name__ + (f": {names}" if names else "")
+
+
+def _describe_changes(run_dir: Path) -> str:
+    """Return which settings changed after which step; those of the card are of the last part."""
+    found = [
+        (event.step, key, value)
+        for event in read_events(run_dir)
+        for key, _, value in (change.partition(": ") for change in event.changes)
+        if key.startswith(("model.", "data."))
+    ]
+    return "; ".join(f"{key} {without_secrets(v, key)} after step {step}" for step, key, v in found)
 
 
 def _results(run_dir: Path) -> dict[str, tuple[float, float | None]]:

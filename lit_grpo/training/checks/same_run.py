@@ -53,9 +53,11 @@ class RunSettings:
         """Of the checkpoint; empty for a new run, and for checkpoints of earlier releases."""
         self.now: dict[str, Any] = {}
         """What the next checkpoint keeps."""
+        self.changes: list[str] = []
+        """What differs, ``model.group_size: 4 -> 8``."""
 
     def add(self, section: str, settings: Mapping[str, Any], *, may_change: bool) -> None:
-        """Take settings of this start, under ``section.name``, and log those that have changed.
+        """Take settings of this start, under ``section.name``, and keep those that have changed.
 
         Raises:
             UserError: some differ from those of the checkpoint, and may not.
@@ -65,13 +67,11 @@ class RunSettings:
         if changed and not may_change:
             raise UserError(
                 "the run was trained with other settings or data, and resuming with these would "
-                f"make it a different run: {changed}. Put those of the run back. Or add "
+                f"make it a different run: {'; '.join(changed)}. Put those of the run back. Or add "
                 "--allow_changes, in Python allow_changes=True to trainer.fit, to change them from "
                 "here on."
             )
-        if changed:
-            rank_zero_only(log.warning)("settings or data that change from here on: %s", changed)
-            self.before = {**self.before, **found}
+        self.changes += [one for one in changed if one not in self.changes]
         self.now |= found
 
     def add_validation(self, rows: str | None) -> bool:
@@ -108,12 +108,10 @@ class RunSettings:
             )
 
 
-def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return, as a text, the settings of which both have another value; releases differ in keys."""
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what differs in settings that both have; releases differ in their keys."""
     both = sorted(before.keys() & now.keys())
-    return "; ".join(
-        f"{one}: {before[one]} -> {now[one]}" for one in both if before[one] != now[one]
-    )
+    return [f"{one}: {before[one]} -> {now[one]}" for one in both if before[one] != now[one]]
 
 
 def refuse_other_policy(module: nn.Module, saved: Mapping[str, Any], reloaded: Set[str]) -> None:

@@ -19,6 +19,15 @@ def configured_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     ]
 
 
+def by_key(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings of the first group that has each, by its key in a config."""
+    return {
+        f"model.optimizer.{'lr' if name == 'initial_lr' else name}": value
+        for group in reversed(groups)
+        for name, value in group.items()
+    }
+
+
 def apply_settings(
     trainer: L.Trainer,
     configured: Sequence[Mapping[str, Any]],

@@ -14,6 +14,7 @@ from run_logs import workplace
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.parsing.config_changes import Change, find_changes
+from lit_grpo.runs.files.event_log import read_events
 
 RUN = "runs/base/0"
 
@@ -129,7 +130,9 @@ def test_allowed_changes_are_applied_logged_and_not_remembered(run):
     words = ["--model.sampling.max_tokens=1", "--trainer.max_steps=3", "--allow_changes"]
     assert main(["fit", RUN, *words]) == 0
     assert metrics_of(run)["completions/max_length"].iloc[-1] == 1
-    assert "model.sampling.max_tokens: 2 -> 1" in (run / "run.log").read_text()
+    assert (run / "run.log").read_text().count("model.sampling.max_tokens: 2 -> 1") == 1
+    *_, resume, _ = read_events(run)
+    assert "model.sampling.max_tokens: 2 -> 1" in resume.changes
     assert yaml.safe_load((run / "config.yaml").read_text())["allow_changes"] is False
 
 

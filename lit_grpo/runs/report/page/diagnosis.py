@@ -74,7 +74,7 @@ def find_marks(number: int, run: Run) -> list[Mark]:
             step=event.step,
             kind=event.kind,
             time=_clock_time(event.time),
-            message=event.message,
+            message=event.message or "; ".join(event.changes),
             cause=event.cause,
             is_drawn=event.kind not in UNREMARKABLE,
         )

@@ -1,0 +1,60 @@
+"""A checkpoint of a run made in Python becomes the model that the run would have written."""
+
+import pytest
+from run_logs import close_logs
+from small_runs import ShareOfLowBytes, make_module
+from tiny import LLAMA, tiny_policy
+
+from lit_grpo import AdditionData, Policy, Trainer, export_checkpoint
+from lit_grpo.callbacks import Checkpoints
+from lit_grpo.objective import KLTerm, Objective
+from lit_grpo.policy import LoRA
+from lit_grpo.types import UserError
+
+
+def train(run_dir, **settings):
+    module = make_module(group_size=2, rewards=[ShareOfLowBytes()], **settings)
+    saving = Checkpoints(every_n_steps=1, keep_last=9)
+    options = {"accelerator": "cpu", "enable_progress_bar": False, "callbacks": [saving]}
+    trainer = Trainer(run_dir, max_steps=2, **options)
+    try:
+        trainer.fit(module, AdditionData(1, train_size=8, validation_size=0, prompts_per_step=2))
+    finally:
+        close_logs()
+
+
+def weights_in(directory):
+    return {path.name: path.read_bytes() for path in directory.glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
+def test_what_a_checkpoint_leaves_out_is_not_missed(lora, tmp_path):
+    start, run = tmp_path / "start", tmp_path / "run"
+    tiny_policy(seed=3).save_pretrained(start)
+    settings = {"path": str(start), "architecture": None, "lora": lora}
+    train(run, policy=settings, objective=Objective(kl=KLTerm(coef=0.1)))
+    policy = Policy(str(start), lora=lora)
+    export_checkpoint(run / "checkpoints/last.ckpt", tmp_path / "last", policy=policy)
+    assert weights_in(tmp_path / "last") == weights_in(run / "final")
+    first = run / "checkpoints/step_000001.ckpt"
+    export_checkpoint(str(first), tmp_path / "first", policy=Policy(str(start), lora=lora))
+    assert weights_in(tmp_path / "first") != weights_in(run / "final")
+    card = (tmp_path / "first/README.md").read_text()
+    assert (
+        f"- **Checkpoint:** step_000001.ckpt of {tmp_path.name}/run, after rollout step 1" in card
+    )
+    assert f"# GRPO from {start}\n" in card
+    assert "## Settings" not in card
+    with pytest.raises(UserError, match="got one that a module uses"):
+        export_checkpoint(first, tmp_path / "other", policy=policy)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_place_with_files_and_a_checkpoint_that_is_not_there_are_refused(tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    policy = Policy(architecture=LLAMA)
+    with pytest.raises(UserError, match=r"^checkpoint must be one of a run, got .*none.ckpt"):
+        export_checkpoint(tmp_path / "none.ckpt", tmp_path / "new", policy=policy)
+    with pytest.raises(UserError, match="^directory must be a new or empty directory, got"):
+        export_checkpoint(tmp_path / "full", tmp_path / "full", policy=policy)
