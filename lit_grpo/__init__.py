@@ -34,6 +34,7 @@ _HOMES = {
     "lit_grpo.runs.trainer": ("Trainer",),
     "lit_grpo.training": ("Evaluation", "GRPOModule", "OutagePolicy", "SFTModule", "UpdateConfig"),
 }
+_PACKAGES = ("callbacks", "data", "judge", "objective", "policy", "rewards", "rollout", "training")
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -66,6 +67,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"lit_grpo.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'lit_grpo' has no attribute {name!r}")
     return getattr(import_module(_HOME_OF[name]), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,12 +59,18 @@ def as_sources(key: str, given: Any) -> list[Source]:
     return [os.fspath(one) for one in items]
 
 
+_UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
+"""The name that pyarrow gives to the numbers of a DataFrame's rows, once some are left out."""
+
+
 def _rows_of_table(key: str, table: Any) -> list[dict[str, Any]]:
     """Return the rows of a table as a parquet file of it would have them: a NaN is None."""
     import pyarrow  # only here, as in `sources`
 
     try:
-        return list(pyarrow.table(table).to_pylist())
+        rows = pyarrow.table(table)
+        unnamed = [one for one in rows.column_names if _UNNAMED_INDEX.fullmatch(one)]
+        return list(rows.drop_columns(unnamed).to_pylist())
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
         raise setting_error(
             f"data.{key}",

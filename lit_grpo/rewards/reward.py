@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from numbers import Real
 from typing import Any, Literal, TypeVar, get_args
 
 from lit_grpo.types import (
@@ -196,8 +197,9 @@ def check_settings(reward: Reward) -> None:
             setting_key(reward, "name"), rule, repr(reward.name), "it names metrics"
         )
     _refuse_class_attributes(reward)
-    if not abs(reward.weight) < float("inf"):
-        raise setting_error(setting_key(reward, "weight"), "a finite number", reward.weight)
+    is_number = isinstance(reward.weight, Real) and not isinstance(reward.weight, bool)
+    if not is_number or not abs(reward.weight) < float("inf"):
+        raise setting_error(setting_key(reward, "weight"), "a finite number", repr(reward.weight))
     for setting, choices in (("on_error", OnError), ("reasoning", ReasoningView)):
         if (value := getattr(reward, setting)) not in get_args(choices):
             rule = "one of " + ", ".join(get_args(choices))

@@ -179,8 +179,9 @@ class PolicyModule(L.LightningModule):
         try:
             return choose_fused(self.make_optimizer(parameters))
         except (TypeError, ValueError) as error:
+            hint = "; are all of its settings numbers?" if isinstance(error, TypeError) else ""
             raise UserError(
-                f"optimizer must be one that can be made ({error}). Set model.optimizer."
+                f"optimizer must be one that can be made ({error}{hint}). Set model.optimizer."
             ) from error
 
     def num_optimizer_steps(self) -> int:

@@ -9,6 +9,9 @@ from urllib.parse import urlsplit
 
 from lit_grpo.types.errors import UserError
 
+_SHOWN_CHARACTERS = 80
+"""Longest description of a value that a message shows."""
+
 
 def setting_error(key: str, rule: str, value: object, why: str = "") -> UserError:
     """Return the error for one setting: ``epochs must be >= 1, got 0 (why). Set model.epochs.``
@@ -84,7 +87,9 @@ def check_type(key: str, value: object, kind: type | tuple[type, ...]) -> None:
         if isinstance(value, type) and issubclass(value, kind):
             name = value.__name__
             raise setting_error(key, rule, f"the class {name}", f"write {name}(...)")
-        raise setting_error(key, rule, repr(value))
+        shown = repr(value)
+        is_short = len(shown) <= _SHOWN_CHARACTERS
+        raise setting_error(key, rule, shown if is_short else f"a {type(value).__name__}")
 
 
 def _range_in_words(at_least: float | None, above: float | None, at_most: float | None) -> str:

@@ -40,6 +40,12 @@ def test_a_dataframe_may_be_held_out_from_and_validated_on():
         PromptData(table, validation=table, validation_size=2)
 
 
+def test_the_numbers_of_the_rows_that_are_left_of_a_dataframe_are_no_column():
+    table = pd.DataFrame([*ROWS, *ROWS]).drop_duplicates("prompt")[1:]
+    (first, *_) = PromptData(table).rows("train")
+    assert first.columns == ROWS[1]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

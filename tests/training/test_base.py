@@ -105,3 +105,8 @@ def test_settings_that_an_optimizer_refuses_are_the_users():
     module = make_module(optimizer=lambda params: torch.optim.SGD(params, lr=-1.0))
     with pytest.raises(UserError, match=r"\(Invalid learning rate: -1.0\). Set model.optimizer"):
         fit(module)
+    module = make_module(optimizer=lambda params: torch.optim.AdamW(params, lr="1e-5"))
+    with pytest.raises(
+        UserError, match=r"are all of its settings numbers\?\). Set model.optimizer"
+    ):
+        fit(module)

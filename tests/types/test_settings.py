@@ -34,6 +34,11 @@ def test_a_class_in_place_of_an_object_is_told_how_to_write_it():
         check_type("model.evaluation", Fraction, Fraction)
 
 
+def test_a_value_that_takes_many_lines_is_named_by_its_type():
+    with pytest.raises(UserError, match=r"of type Fraction, got a list\. Set model.evaluation"):
+        check_type("model.evaluation", [["row"] * 9] * 9, Fraction)
+
+
 @pytest.mark.parametrize(
     ("bounds", "inside", "outside", "rule"),
     [

@@ -264,6 +264,8 @@ def test_suite_that_is_not_started_can_be_copied_and_pickled():
             [Value(weight=NAN)],
             "weight must be a finite number, got nan. Set Value.init",
         ),
+        ([Value(weight="0.5")], "weight must be a finite number, got '0.5'. Set Value.init"),
+        ([Value(weight=None)], "weight must be a finite number, got None. Set Value.init"),
     ],
 )
 def test_suite_without_a_usable_set_of_rewards_is_refused(rewards, message):
