@@ -81,8 +81,11 @@ def run(
             return ExitCode.DONE
         invocation = read_invocation(with_run(command, arguments))
         sys.path[1:1] = invocation.directories
-        with choose_run_dir(command, invocation) as run_dir, as_user_errors():
-            return execute(CommandLine(command, invocation, run_dir), work)
+        with choose_run_dir(command, invocation) as run_dir:
+            with as_user_errors():
+                cli = CommandLine(command, invocation, run_dir)
+            with as_user_errors(until=lambda: getattr(cli.model, "has_begun", True)):
+                return execute(cli, work)
     except SystemExit as leave:
         if isinstance(leave.__context__, KeyboardInterrupt):  # Lightning turned it into exit code 1
             raise KeyboardInterrupt from None
@@ -207,17 +210,16 @@ def report_error(error: Exception, hint: str = "") -> int:
 
 
 @contextmanager
-def as_user_errors() -> Iterator[None]:
+def as_user_errors(until: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Turn the errors that libraries raise for a bad path, class or value into ``UserError``.
 
-    Once training has begun they are crashes.
+    Args:
+        until: Whether these errors are crashes by now.
     """
     try:
         yield
     except Exception as error:
         cause = constructor_error(error)
-        frames = {frame.name for frame in traceback.extract_tb(cause.__traceback__)}
-        has_begun = "_run_stage" in frames and "setup_data" not in frames
-        if isinstance(cause, USER_ERRORS) and not has_begun:
+        if isinstance(cause, USER_ERRORS) and not until():
             raise UserError(reworded(str(cause))) from cause
         raise

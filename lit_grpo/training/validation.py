@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 class EvaluatedModule(ResumableModule):
     """Check and evaluate a policy that is trained. A subclass defines ``training_step``."""
 
+    has_begun = False
+    """Whether settings and data have been checked, so that it trains or evaluates."""
     _is_checked = False
 
     def check_start(self) -> None:
@@ -64,7 +66,7 @@ class EvaluatedModule(ResumableModule):
             self.evaluation.check(prompts)
         self._tell_changes()
         self._run_settings.before = {}  # another training may follow, of other data
-        self._is_checked = True
+        self._is_checked = self.has_begun = True
 
     def on_train_start(self) -> None:
         if not self._is_checked:
@@ -118,6 +120,7 @@ class EvaluatedModule(ResumableModule):
         rank_zero_only(log.info)("before training: %s", shown)
 
     def on_validation_epoch_start(self) -> None:
+        self.has_begun = True
         self._val_metrics = Metrics()
         with stops_on_failure(self.trainer):
             load_weights(self.engine, self.policy, self.policy_version)
