@@ -17,7 +17,7 @@ from typing import Any, Literal
 from torch.optim import AdamW
 
 from lit_grpo.cli.estimate.devices import DEVICES, Cluster
-from lit_grpo.cli.estimate.memory import UNDIVIDED, MemoryEstimate, estimate_memory
+from lit_grpo.cli.estimate.memory import MemoryEstimate, estimate_memory
 from lit_grpo.cli.estimate.seconds import StepTime, estimate_seconds
 from lit_grpo.cli.estimate.setup import Sampler, Setup, make_setup
 from lit_grpo.cli.estimate.step import step_sizes
@@ -218,7 +218,7 @@ def draw(path: Path = PICTURE) -> None:
 
     figure, axes = pyplot.subplots(2, len(MODELS), figsize=(11, 6.2), squeeze=False)
     parts = [
-        ("weights", ("weights", UNDIVIDED)),
+        ("weights", ("weights",)),
         ("gradients", ("gradients", "buckets", "copy of a bucket")),
         ("optimizer", ("optimizer", "copies")),
         ("activations", ("activations", "attention", "logits", "a layer", "gradient of")),

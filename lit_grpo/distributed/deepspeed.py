@@ -35,6 +35,7 @@ from lit_grpo.distributed.checkpoints import (
     save_sharded,
 )
 from lit_grpo.distributed.deepspeed_engine import EnginePrecision, ZeROSharding, ZeROSteps
+from lit_grpo.distributed.deepspeed_loading import move_buffers
 from lit_grpo.types import UserError, check_range, setting_error
 
 FIXED = ("gradient_accumulation_steps", "gradient_clipping", "optimizer", "scheduler", "bf16")
@@ -97,6 +98,11 @@ class ZeROStrategy(DeepSpeedStrategy):
         return None if self.model is self.lightning_module else self.model
 
     @property
+    def is_training(self) -> bool:
+        """Whether the engine will be made, or is there."""
+        return bool(self._module.trainer.training)
+
+    @property
     def _module(self) -> Any:
         return self.lightning_module
 
@@ -131,7 +137,7 @@ class ZeROStrategy(DeepSpeedStrategy):
 
     @contextmanager
     def model_sharded_context(self) -> Iterator[None]:
-        """Do nothing: a model is loaded whole, and partitioned when the engine is made."""
+        """Do nothing: in stage 3 `ZeROSharding` partitions a model as it is loaded."""
         yield
 
     def _format_config(self) -> None:
@@ -144,6 +150,7 @@ class ZeROStrategy(DeepSpeedStrategy):
     def _initialize_deepspeed_train(self, model: nn.Module) -> None:
         import deepspeed
 
+        move_buffers(model, self.root_device)
         trained = [one for one in model.parameters() if one.requires_grad]
         optimizer, schedule = self._init_optimizers()
         index = self.root_device.index

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from torch import Tensor, nn
 
+from lit_grpo.distributed.deepspeed_loading import gathered_in_turn, keeps_partitions, partition
 from lit_grpo.distributed.gradients import OptimizerSteps
 from lit_grpo.policy.sharding import Sharding, T, whole, whole_shape
 from lit_grpo.types import UserError
@@ -29,7 +30,15 @@ class HasEngine(Protocol):
         """The engine; None until it is made, and where nothing is trained."""
 
     @property
+    def is_training(self) -> bool:
+        """Whether there will be an engine."""
+
+    @property
     def root_device(self) -> torch.device: ...
+
+    @property
+    def config(self) -> Any:
+        """The settings of DeepSpeed."""
 
     @property
     def precision_plugin(self) -> Any: ...
@@ -58,14 +67,23 @@ class ZeROSharding(Sharding):
 
     is_sharded = True
 
+    @property
+    def loads_parts(self) -> bool:  # type: ignore[override]
+        if self.strategy.stage < 3 or not self.strategy.is_training:
+            return False
+        return keeps_partitions(self.strategy.config["zero_optimization"])
+
     def shard(self, model: Any) -> None:
         if self.strategy.stage == 3:
             refuse_layered_head(model)
+        if self.loads_parts:
+            partition(model, self.strategy.config)
 
     def run(self, model: Any, function: Callable[[], T]) -> T:
         engine = self.strategy.engine
         if engine is None:
-            return function()
+            with gathered_in_turn(model):
+                return function()
         # The engine turns autocast off, with a warning if it was on.
         with torch.autocast(self.strategy.root_device.type, enabled=False):
             result: T = engine(partial(self._with_precision, function))

@@ -39,7 +39,7 @@ from lit_grpo.distributed.checkpoints import (
     read_others,
     read_whole,
 )
-from lit_grpo.policy.sharding import Sharding, T
+from lit_grpo.policy.sharding import Sharding, T, layers_of
 from lit_grpo.types import check_range
 
 
@@ -65,7 +65,7 @@ class FSDP2Sharding(Sharding):
             "mp_policy": self.mixed_precision,
             "offload_policy": self.offload,
         }
-        for layer in _layers(model):
+        for layer in layers_of(model):
             fully_shard(layer, reshard_after_forward=self.reshard_after_forward, **options)
         model.run_forward = MethodType(lambda _, function: function(), model)
         # True: a pass without gradients would leave embeddings and head gathered.
@@ -101,11 +101,6 @@ class FSDP2Sharding(Sharding):
 def _no_view(tensor: Tensor) -> Tensor:
     """Return a tensor whose gradient FSDP2 sees even if an objective changes it in place."""
     return tensor.clone() if tensor.requires_grad and tensor._is_view() else tensor
-
-
-def _layers(model: Any) -> list[torch.nn.Module]:
-    names = set(model._no_split_modules or ())
-    return [part for part in model.modules() if type(part).__name__ in names]
 
 
 class FSDP2Strategy(ModelParallelStrategy):

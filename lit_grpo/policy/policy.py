@@ -319,7 +319,8 @@ def _frozen_copy(parameters: list[nn.Parameter]) -> nn.Module:
     """Copy parameters to buffers, which are saved in checkpoints but not optimized."""
     copies = nn.Module()
     for number, parameter in enumerate(parameters):
-        copies.register_buffer(str(number), parameter.detach().clone())
+        with whole([parameter]):
+            copies.register_buffer(str(number), parameter.detach().clone())
     return copies
 
 

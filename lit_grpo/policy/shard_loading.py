@@ -23,6 +23,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from lit_grpo.policy.loading import is_hub_id, model_without_weights, outline_model
 from lit_grpo.policy.lora import LoRA, is_adapter
 from lit_grpo.policy.named_weights import base_weights
+from lit_grpo.policy.partition_loading import load_partitions
+from lit_grpo.policy.sharding import is_partitioned
 from lit_grpo.policy.weight_files import check_weight_files
 
 PATTERNS = ["*.json", "*.safetensors", "*.py"]
@@ -31,8 +33,9 @@ PATTERNS = ["*.json", "*.safetensors", "*.py"]
 def files_to_read_in_parts(path: str | None, lora: LoRA | None, **options: Any) -> Path | None:
     """Return the directory of files from which every rank can read its parts.
 
-    None if each rank has to load the whole model: there are no safetensors files, their names are
-    not those of the model, or LoRA trains layers in full, which are copied from loaded ones.
+    None if each rank has to load the whole model: there are no safetensors files, their names or
+    shapes are not those of the model, or LoRA trains layers in full, which are copied from loaded
+    ones.
 
     Args:
         options: As for `load_model`.
@@ -45,7 +48,9 @@ def files_to_read_in_parts(path: str | None, lora: LoRA | None, **options: Any) 
         return None
     saved = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
     needed = base_weights(outline_model(path, **options))
-    return directory if needed.keys() <= saved.keys() else None
+    shapes = {name: getattr(one, "size", None) for name, one in saved.items()}
+    fits = all(shapes.get(name) == one.shape for name, one in needed.items())
+    return directory if fits else None
 
 
 def model_of_placeholders(path: str, **options: Any) -> PreTrainedModel:
@@ -75,7 +80,14 @@ def copy_shards(model: nn.Module, copied: PreTrainedModel, device: str) -> None:
     """Give a sharded copy without weights those of its model, which is sharded alike."""
     _allocate(copied, device)
     for one, current in zip(copied.parameters(), model.parameters(), strict=True):
-        one.copy_(current)
+        _shard(one).copy_(_shard(current))
+
+
+def _shard(parameter: nn.Parameter) -> Tensor:
+    """Return what a rank has of a parameter."""
+    partitioned: Any = parameter
+    shard: Tensor = partitioned.ds_tensor if is_partitioned(parameter) else parameter
+    return shard
 
 
 def _is_placeholder(parameter: nn.Parameter) -> bool:
@@ -97,6 +109,9 @@ def load_shards(model: Any, base: PreTrainedModel, directory: Path, device: str)
         model: The model, or ``peft`` around it.
         device: Where the weights go.
     """
+    if any(map(is_partitioned, base.parameters())):
+        load_partitions(base_weights(model), directory)
+        return
     _allocate(base, device)
     weights = {name: one.detach() for name, one in base_weights(model).items()}
     load(weights, storage_reader=HuggingFaceStorageReader(str(directory)))

@@ -81,6 +81,12 @@ def whole(tensors: Sequence[Tensor], *, are_written: bool = False) -> AbstractCo
     return context
 
 
+def layers_of(model: Any) -> list[nn.Module]:
+    """Return the layers of a ``transformers`` model that no sharding splits further."""
+    names = set(model._no_split_modules or ())
+    return [part for part in model.modules() if type(part).__name__ in names]
+
+
 def is_divided(model: nn.Module) -> bool:
     """Return whether each rank has only a part of some weight."""
     return any(isinstance(one, DTensor) or is_partitioned(one) for one in model.parameters())

@@ -37,7 +37,9 @@ class Engine:
 
 
 def strategy_of(engine: Engine | None = None, stage: int = 3, precision: str = "32-true"):
-    strategy = SimpleNamespace(stage=stage, engine=engine, root_device=torch.device("cpu"))
+    strategy = SimpleNamespace(
+        stage=stage, engine=engine, root_device=torch.device("cpu"), is_training=False
+    )
     strategy.precision_plugin = EnginePrecision(precision, strategy)
     return strategy
 
@@ -59,11 +61,22 @@ def test_a_head_of_several_layers_is_refused_in_stage_3(settings):
     refuse_layered_head(layered(target_modules=["q_proj"]))
 
 
+@pytest.mark.parametrize(
+    ("stage", "is_training", "expected"), [(3, True, True), (3, False, False), (2, True, False)]
+)
+def test_only_a_training_in_stage_3_partitions_a_model_as_it_is_loaded(
+    stage, is_training, expected
+):
+    strategy = strategy_of(stage=stage)
+    strategy.is_training, strategy.config = is_training, {"zero_optimization": {}}
+    assert ZeROSharding(strategy=strategy).loads_parts == expected
+
+
 def test_what_uses_the_weights_runs_within_a_call_of_the_engine():
     engine = Engine()
     assert ZeROSharding(strategy=strategy_of(engine)).run(None, lambda: 3) == 3
     assert engine.called == ["forward"]
-    assert ZeROSharding(strategy=strategy_of(None)).run(None, lambda: 3) == 3
+    assert ZeROSharding(strategy=strategy_of(None)).run(nn.Linear(1, 1), lambda: 3) == 3
 
 
 @pytest.mark.parametrize(

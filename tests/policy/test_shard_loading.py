@@ -2,20 +2,28 @@
 
 import ctypes
 import gc
+import json
+import os
 import threading
+from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from forked import run_in_processes
 from live_bytes import LiveBytes
+from needs import needs_deepspeed
 from tiny import LLAMA, tiny_policy
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
 
+from lit_grpo.distributed.deepspeed import ZeROStrategy
+from lit_grpo.distributed.deepspeed_engine import ZeROSharding
 from lit_grpo.distributed.fsdp2 import FSDP2Sharding
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.policy import policy as policy_module
@@ -26,6 +34,7 @@ from lit_grpo.policy.shard_loading import (
     files_to_read_in_parts,
     model_of_placeholders,
 )
+from lit_grpo.policy.sharding import Sharding
 
 OPTIONS = {"dtype": "float32", "attn_implementation": None, "trust_remote_code": False}
 M_MMAP_THRESHOLD = -3
@@ -38,17 +47,14 @@ def saved(directory: Path, architecture: dict[str, object] = LLAMA, **settings) 
     return directory
 
 
-def load_and_measure(path: Path, store: Path, rank: int):
+def load_and_measure(make_sharding: Callable[[], Sharding], path: Path, store: Path, rank: int):
     """Return what a rank of two has: its peak memory while it loads and streams, and the weights.
 
     All come twice, of a policy alone and of one with a reference.
     """
-    torch.set_num_threads(1)
+    connect(store, rank)
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 17)  # large tensors are freed at once
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2
-    )
-    sharding, found = sharding_of_two(), []
+    sharding, found = make_sharding(), []
     for with_reference in (False, True):
         policy, before = Policy(str(path)), anonymous_bytes()
         with highest(anonymous_bytes) as measured:
@@ -67,6 +73,25 @@ def load_and_measure(path: Path, store: Path, rank: int):
     return found
 
 
+def connect(store: Path, rank: int) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2
+    )
+
+
+def zero_3() -> ZeROSharding:
+    """Return the sharding of stage 3 of DeepSpeed before there is an engine."""
+    os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": str(torch.distributed.get_rank())}
+    import deepspeed_over_gloo  # noqa: F401 - saves a minute
+    from deepspeed.comm import init_distributed
+
+    init_distributed("gloo", verbose=False)
+    strategy: Any = SimpleNamespace(stage=3, engine=None, is_training=True)
+    strategy.config = ZeROStrategy(3).config
+    return ZeROSharding(strategy=strategy)
+
+
 def sharding_of_two() -> FSDP2Sharding:
     return FSDP2Sharding(
         mesh=init_device_mesh("cpu", (2,)),
@@ -81,10 +106,7 @@ def peaks_of_whole_models(store: Path, rank: int) -> list[float]:
 
     It comes twice, without and with a reference.
     """
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2
-    )
+    connect(store, rank)
     peaks = []
     for with_reference in (False, True):
         policy = Policy(architecture=LARGE | {"num_hidden_layers": 8}, packing=False)
@@ -135,13 +157,21 @@ def highest(measure):
 
 
 @pytest.mark.slow
-def test_no_rank_has_the_whole_model_in_memory_as_it_is_read_and_streamed(tmp_path):
+@pytest.mark.parametrize(
+    "make_sharding",
+    [
+        pytest.param(sharding_of_two, id="fsdp2"),
+        pytest.param(zero_3, id="zero3", marks=needs_deepspeed),
+    ],
+)
+def test_no_rank_has_the_whole_model_in_memory_as_it_is_read_and_streamed(tmp_path, make_sharding):
     """Files in bfloat16, as most are: a model that is loaded from them whole is not their pages."""
     path = saved(tmp_path / "model", dtype="bfloat16", architecture=LARGE)
     whole = tiny_policy(path=str(path), architecture=None)
     size = sum(one.nbytes for one in whole.model.parameters())
     expected = {name: float(weight.sum()) for name, weight in named_weights(whole.model)}
-    ranks = [partial(load_and_measure, path, tmp_path / "store", rank) for rank in (0, 1)]
+    measure = partial(load_and_measure, make_sharding, path, tmp_path / "store")
+    ranks = [partial(measure, rank) for rank in (0, 1)]
     for (alone, streaming, sums), (both, _, sums_of_both) in run_in_processes(*ranks):
         assert alone < 0.85 * size  # its half, and some layers; the whole model would be 1.03
         assert both < 1.35 * size  # whole models one after the other would be 1.5
@@ -176,7 +206,9 @@ def test_placeholders_have_shapes_buffers_and_ties_but_no_memory(tmp_path):
     assert model.generation_config.to_dict() == whole.generation_config.to_dict()
 
 
-@pytest.mark.parametrize("why", ["no files", "an adapter", "other names", "layers in full"])
+@pytest.mark.parametrize(
+    "why", ["no files", "an adapter", "other names", "other shapes", "layers in full"]
+)
 def test_otherwise_each_rank_loads_the_whole_model(tmp_path, why):
     path, lora = saved(tmp_path / "model"), None
     assert files_to_read_in_parts(str(path), lora, **OPTIONS) == path
@@ -184,11 +216,11 @@ def test_otherwise_each_rank_loads_the_whole_model(tmp_path, why):
         (path / "model.safetensors").unlink()
     elif why == "an adapter":
         (path / "adapter_config.json").write_text("{}")
-    elif why == "other names":
+    elif why.startswith("other"):
         config = path / "config.json"
-        config.write_text(
-            config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3')
-        )
+        settings = json.loads(config.read_text())
+        settings["num_hidden_layers" if why == "other names" else "intermediate_size"] += 1
+        config.write_text(json.dumps(settings))
     else:
         lora = LoRA(modules_to_save=["lm_head"])
     assert files_to_read_in_parts(str(path), lora, **OPTIONS) is None

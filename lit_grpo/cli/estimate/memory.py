@@ -18,14 +18,12 @@ Moments = tuple[str, ...]
 ALWAYS, FORWARD, LAYERS = "always", "in the head's chunks", "in a layer's backward pass"
 ENDING = "at the end of the backward pass"
 STEPPING, SAMPLING, SAVING = "in the optimizer's step", "while sampling", "while saving"
-LOADING = "while loading"
 ELSEWHERE: Moments = ()
 """For a part in host memory, which is never in the memory of the GPU."""
 UPDATE = (FORWARD, LAYERS)
 WITH_GRADIENTS = (ENDING, STEPPING, SAMPLING, SAVING)
 """When the gradients of a single micro-batch exist: they are freed before its forward pass."""
 
-UNDIVIDED = "the model before it is divided"
 LORA = "train an adapter instead of all weights (model.policy.lora: {rank: 16, alpha: 32})"
 SHARD = "divide it by the ranks (trainer.strategy: fsdp2)"
 
@@ -87,11 +85,9 @@ def estimate_memory(setup: Setup, fixed: MemoryPart | None = None) -> MemoryEsti
     Args:
         fixed: What the process takes before it loads anything; None for a CUDA context.
     """
-    states = list(_states(setup))
     parts = [
         fixed or MemoryPart(name="CUDA", bytes=CUDA_CONTEXT),
-        *states,
-        *_loading(setup, states),
+        *_states(setup),
         *_communication(setup),
         *_update(setup),
         *_sampling(setup),
@@ -156,21 +152,6 @@ def _sharding_or(setup: Setup, otherwise: str, *, is_divided: bool) -> str:
     if setup.ranks == 1:
         return otherwise
     return f"use more GPUs, or {otherwise}" if is_divided else SHARD
-
-
-def _loading(setup: Setup, states: list[MemoryPart]) -> Iterator[MemoryPart]:
-    """Yield the rest of a model that is whole on a rank's device before it is divided.
-
-    DeepSpeed moves it there at once; FSDP2 reads only the parts of a rank.
-    """
-    if setup.sharding.is_deepspeed and setup.sharding.weights:
-        whole = setup.model.parameters * setup.model.parameter_bytes + setup.reference_bytes
-        divided = sum(one.bytes for one in states if one.is_there(LOADING))
-        advice = "set trainer.strategy to fsdp2, under which each rank reads only its part"
-        size = max(0, round(whole) - divided)
-        yield MemoryPart(
-            name="the model before it is divided", bytes=size, when=(LOADING,), advice=advice
-        )
 
 
 def _communication(setup: Setup) -> Iterator[MemoryPart]:

@@ -72,19 +72,6 @@ def test_what_is_offloaded_is_in_host_memory():
     assert ELSEWHERE not in [one.when for one in on_cpu.parts]
 
 
-def test_stage_3_of_deepspeed_has_the_whole_model_before_it_divides_it():
-    def loading(*arguments, **settings) -> int:
-        return parts(make(*arguments, **settings)).get("the model before it is divided", 0)
-
-    model = replace(SIZES, parameters=100_000)
-    # A quarter of the weights, their copy, gradients, state and reference.
-    states = 100_000 + 1000 + 1000 + 2000 + 1000
-    found = loading("deepspeed_stage_3", 4, model=model, reference_bytes=4000)
-    assert found == 4 * 100_000 + 4000 - states
-    assert loading("deepspeed_stage_3", 4) == 0  # no more than what comes later
-    assert loading("deepspeed_stage_2", 4, model=model) == loading("fsdp2", 4, model=model) == 0
-
-
 def test_buckets_of_deepspeed_are_made_in_full_on_a_gpu():
     def buckets(stage: int, **settings) -> tuple[int, int]:
         found = parts(make(f"deepspeed_stage_{stage}", 2, **settings))
