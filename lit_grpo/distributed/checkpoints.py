@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import redirect_stdout
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +29,9 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from lit_grpo.distributed.deepspeed_checkpoints import ZeROTraining
 from lit_grpo.distributed.ranks import get_rank
 from lit_grpo.policy.sharding import is_partitioned
-from lit_grpo.types import UserError
 from lit_grpo.types.atomic import sync_files
 
 OTHERS = "meta.pt"
@@ -51,36 +49,10 @@ _WEIGHTS = "state_dict"
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """How DeepSpeed partitions tensors; a checkpoint can only be read with the same partition."""
+    """How DeepSpeed partitions tensors; it can only read those of the same partition itself."""
 
     stage: int
     num_ranks: int
-
-    def __str__(self) -> str:
-        return f"DeepSpeed stage {self.stage} on {self.num_ranks} ranks"
-
-
-def check_partition(checkpoint: Mapping[str, Any], own: Partition | None, path: object) -> None:
-    """Check that a training can go on from a checkpoint.
-
-    Args:
-        own: How the tensors of this run are partitioned; None without DeepSpeed.
-        path: Of the checkpoint, for the message.
-
-    Raises:
-        UserError: its tensors are partitioned otherwise.
-    """
-    saved: Partition | None = None
-    if DEEPSPEED in checkpoint:
-        saved = Partition(**checkpoint[DEEPSPEED])
-    if saved != own:
-        raise UserError(
-            f"{path} was written {f'by {saved}' if saved else 'without DeepSpeed'}, and this run "
-            f"is {f'by {own}' if own else 'without DeepSpeed'} (its optimizer state has a form "
-            "of its own). Set trainer.strategy, trainer.devices and trainer.num_nodes as in the "
-            "run that wrote it. To start from its policy only, write that by lit-grpo checkpoints "
-            "RUN --export DIR, and set model.policy.path to DIR."
-        )
 
 
 def is_sharded(checkpoint: Mapping[str, Any]) -> bool:
@@ -154,13 +126,9 @@ def read_others(directory: Path, *, weights_only: bool | None = False) -> dict[s
 
 
 def read_whole(directory: Path, *, with_optimizers: bool = True) -> dict[str, Any]:
-    """Return a sharded checkpoint as one that is not sharded, in this process alone.
-
-    One that DeepSpeed wrote comes without the optimizers.
-    """
+    """Return a sharded checkpoint as one that is not sharded, in this process alone."""
     if is_deepspeed(directory):
-        others = read_others(directory)
-        return others | {_WEIGHTS: _zero_weights(directory, others["weight_names"])}
+        return _read_whole_zero(directory, with_optimizers=with_optimizers)
     tensors: dict[str, Any] = {}
     keys = None if with_optimizers else {_WEIGHTS}
     _load_state_dict(
@@ -176,17 +144,18 @@ def read_whole(directory: Path, *, with_optimizers: bool = True) -> dict[str, An
     }
 
 
-def _zero_weights(directory: Path, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the weights of a checkpoint that DeepSpeed wrote."""
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
-    found: dict[str, Tensor] = {}
-    whole = directory / ZERO_TAG / "mp_rank_00_model_states.pt"  # has frozen weights in stage 1
-    if whole.is_file():
-        found |= torch.load(whole, map_location="cpu", mmap=True, weights_only=False)["module"]
-    with redirect_stdout(StringIO()):  # it prints its progress
-        found |= get_fp32_state_dict_from_zero_checkpoint(str(directory), tag=ZERO_TAG)
-    return {name: found[name] for name in names}
+def _read_whole_zero(directory: Path, *, with_optimizers: bool) -> dict[str, Any]:
+    saved, others = ZeROTraining(directory / ZERO_TAG), read_others(directory)
+    whole = others | {_WEIGHTS: {name: saved.weight(name) for name in others["weight_names"]}}
+    if not with_optimizers:
+        return whole
+    groups = [
+        {**settings, "params": names}
+        for settings, names in zip(saved.param_groups, saved.groups, strict=True)
+    ]
+    states = {name: saved.state(name) for names in saved.groups for name in names}
+    optimizer = {"state": states, "param_groups": groups}
+    return whole | {"optimizer_states": [_with_numbers(optimizer)]}
 
 
 def _with_numbers(optimizer: dict[str, Any]) -> dict[str, Any]:

@@ -27,15 +27,16 @@ from lit_grpo.distributed.checkpoints import (
     WRITE,
     ZERO_TAG,
     Partition,
-    check_partition,
     is_deepspeed,
     local_part,
     read_others,
     read_whole,
     save_sharded,
 )
+from lit_grpo.distributed.deepspeed_checkpoints import WholeTraining, ZeROTraining
 from lit_grpo.distributed.deepspeed_engine import EnginePrecision, ZeROSharding, ZeROSteps
 from lit_grpo.distributed.deepspeed_loading import move_buffers
+from lit_grpo.distributed.deepspeed_resume import load_training, trained_names
 from lit_grpo.types import UserError, check_range, setting_error
 
 FIXED = ("gradient_accumulation_steps", "gradient_clipping", "optimizer", "scheduler", "bf16")
@@ -224,33 +225,39 @@ class ZeROStrategy(DeepSpeedStrategy):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load a directory that this strategy wrote with as many ranks; every rank must call this.
+        """Load any checkpoint; every rank must call this.
 
-        Where nothing is trained, any checkpoint will do.
+        DeepSpeed reads those that it wrote in the same stage, with as many ranks.
         """
         path = Path(self.broadcast(checkpoint_path))
         if self.engine is None:
             return self._load_weights(path, weights_only)
-        others: dict[str, Any] = {}
-        if path.is_dir() and is_deepspeed(path):
-            others = read_others(path, weights_only=weights_only)
-        check_partition(others, self.partition, path)
-        names = dict.fromkeys(others.pop("weight_names"))
-        if (
-            self._names(are_trained=True) <= names.keys()
-        ):  # else `ResumableModule` says what is missing
+        if not path.is_dir() or not is_deepspeed(path):
+            return self._load_whole(path, weights_only)
+        checkpoint = read_others(path, weights_only=weights_only)
+        names = dict.fromkeys(checkpoint.pop("weight_names"))
+        if not self._names(are_trained=True) <= names.keys():
+            pass  # `ResumableModule` says what is missing
+        elif Partition(**checkpoint[DEEPSPEED]) == self.partition:
             self.engine.load_checkpoint(
                 str(path), tag=ZERO_TAG, load_module_strict=False, load_lr_scheduler_states=False
             )
-        return others | {"state_dict": names}
+        else:
+            load_training(self.engine, ZeROTraining(path / ZERO_TAG), names)
+        return checkpoint | {"state_dict": names}
+
+    def _load_whole(self, path: Path, weights_only: bool | None) -> dict[str, Any]:
+        """Load a checkpoint of another strategy into the engine."""
+        checkpoint = _read(path, weights_only)
+        names = checkpoint["state_dict"].keys()
+        if self._names(are_trained=True) <= names:  # else `PolicyModule` says what is missing
+            whole = WholeTraining(checkpoint, trained_names(self.engine))
+            load_training(self.engine, whole, names)
+        return checkpoint
 
     def _load_weights(self, path: Path, weights_only: bool | None) -> dict[str, Any]:
         """Load the weights of a checkpoint into a model that is not partitioned."""
-        checkpoint: dict[str, Any]
-        if path.is_dir():
-            checkpoint = read_whole(path, with_optimizers=False)
-        else:
-            checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only)
+        checkpoint = _read(path, weights_only, with_optimizers=False)
         self._module.load_state_dict(checkpoint["state_dict"], strict=False)
         return checkpoint
 
@@ -260,6 +267,16 @@ class ZeROStrategy(DeepSpeedStrategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Do nothing: `load_checkpoint` has loaded the weights."""
+
+
+def _read(path: Path, weights_only: bool | None, *, with_optimizers: bool = True) -> dict[str, Any]:
+    """Return a checkpoint as one that is not sharded."""
+    if path.is_dir():
+        return read_whole(path, with_optimizers=with_optimizers)
+    checkpoint: dict[str, Any] = torch.load(
+        path, map_location="cpu", mmap=True, weights_only=weights_only
+    )
+    return checkpoint
 
 
 def _zero_config(stage: int, offload_optimizer: bool, offload_parameters: bool) -> dict[str, Any]:

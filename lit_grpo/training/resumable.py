@@ -10,7 +10,6 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_grpo.distributed.checkpoints import check_partition
 from lit_grpo.policy.model_source import ModelSource, refuse_changed, save_sources
 from lit_grpo.training.base import PolicyModule
 from lit_grpo.training.checks.same_run import (
@@ -70,9 +69,7 @@ class ResumableModule(PolicyModule):
         checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in reloaded}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if is_fit := self._trainer is not None and self.trainer.state.fn == "fit":
-            own = getattr(self.trainer.strategy, "partition", None)
-            check_partition(checkpoint, own, self.trainer.ckpt_path)
+        is_fit = self._trainer is not None and self.trainer.state.fn == "fit"
         refuse_other_policy(self, checkpoint["state_dict"], self._reloaded_names())
         if is_fit or self.policy.lora is not None:
             refuse_changed(checkpoint, self._sources(), may_be_others=self.allow_changes)

@@ -12,8 +12,6 @@ from lit_grpo.distributed.checkpoints import (
     OTHERS,
     WRITE,
     ZERO_TAG,
-    Partition,
-    check_partition,
     is_complete,
     is_deepspeed,
     is_sharded,
@@ -24,19 +22,6 @@ from lit_grpo.distributed.checkpoints import (
     read_whole,
     save_sharded,
 )
-from lit_grpo.types import UserError
-
-
-def test_only_the_same_partition_can_read_a_checkpoint():
-    saved, same = {"deepspeed": {"stage": 2, "num_ranks": 4}}, Partition(stage=2, num_ranks=4)
-    check_partition({}, None, "x.ckpt")
-    check_partition(saved, same, "x.ckpt")
-    with pytest.raises(UserError, match="by DeepSpeed stage 2 on 4 ranks, and .* without Deep"):
-        check_partition(saved, None, "x.ckpt")
-    with pytest.raises(UserError, match="without DeepSpeed, and this run is by DeepSpeed stage 2"):
-        check_partition({}, same, "x.ckpt")
-    with pytest.raises(UserError, match="on 4 ranks, and this run is by DeepSpeed stage 2 on 8"):
-        check_partition(saved, Partition(stage=2, num_ranks=8), "x.ckpt")
 
 
 class Training(NamedTuple):

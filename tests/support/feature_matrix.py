@@ -40,8 +40,9 @@ COPY = "C::test_the_copy_that_is_sent_to_servers_is_whole_and_on_one_rank"
 RESUMED = "S::test_a_resumed_run_ends_bit_identically"
 ZERO_RESUMED = "S::test_a_run_under_deepspeed_resumes_bit_identically"
 OTHER_STRATEGY = "S::test_a_run_goes_on_under_the_other_strategy"
-NOT_DEEPSPEED = "S::test_deepspeed_and_others_refuse_each_others_checkpoints"
+OTHER_STAGE = "S::test_a_run_goes_on_in_another_stage_of_deepspeed_or_without_it"
 NUM_RANKS = "S::test_a_run_goes_on_with_another_number_of_ranks"
+ZERO_NUM_RANKS = "S::test_a_run_under_deepspeed_goes_on_with_another_number_of_ranks"
 AHEAD = "test_ddp::test_each_rank_goes_on_with_what_it_had_sampled_ahead"
 LEAVE = "L::test_a_signal_to_one_rank_leaves_what_both_do"
 LEAVE_SHARED = "L::test_ranks_that_share_a_model_leave_and_go_on"
@@ -160,14 +161,14 @@ COVERED: dict[str, tuple[list[str], ...]] = {
         with_each(ZERO_RESUMED, ["plain", "lora", "moving reference"], *ZERO),
     ),
     "resume under another strategy": (
-        [f"{OTHER_STRATEGY}[ddp-fsdp2-plain]"],
+        [f"{OTHER_STRATEGY}[ddp-fsdp2-plain]", f"{OTHER_STAGE}[ddp-zero3-plain]"],
         [f"{OTHER_STRATEGY}[fsdp2-ddp-plain]"],
-        [f"{NOT_DEEPSPEED}[zero2-ddp]", f"{NOT_DEEPSPEED}[zero3-zero2]"],
+        [f"{OTHER_STAGE}[{one}-plain]" for one in ("zero1-fsdp2", "zero2-ddp", "zero3-zero2")],
     ),
     "resume with another number of ranks": (
-        [f"{NUM_RANKS}[plain]"],
+        [f"{NUM_RANKS}[plain]", f"{ZERO_NUM_RANKS}[plain-zero1]"],
         [f"{NUM_RANKS}[lora]"],
-        ["S::test_deepspeed_refuses_another_number_of_ranks"],
+        [*with_each(ZERO_NUM_RANKS, ["plain"], *ZERO), f"{ZERO_NUM_RANKS}[lora-zero3]"],
     ),
     "resume when sampling ahead": (
         [f"{AHEAD}[ddp]"],

@@ -81,6 +81,7 @@ STRATEGIES: dict[str, Any] = {
     "zero1 offloaded": lambda: zero(1, offload_optimizer=True),
     "zero2 offloaded": lambda: zero(2, offload_optimizer=True),
     "zero3 offloaded": lambda: zero(3, offload_optimizer=True, offload_parameters=True),
+    **{f"zero{stage} one": partial(zero, stage) for stage in (1, 2, 3)},
     "background": lambda: FSDP2Strategy(timeout_minutes=TIMEOUT_MINUTES),
     "one": lambda: FSDP2Strategy(timeout_minutes=TIMEOUT_MINUTES),
     "whole": lambda: FSDP2Strategy(whole_gradients=True, timeout_minutes=TIMEOUT_MINUTES),
