@@ -23,15 +23,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
 MIXED = "bf16-mixed"
 EQUALITY = [case for case in sharded_cases.CASES if case != MIXED]
 OBJECTIVES = [*sharded_cases.OBJECTIVES]
-OF_STAGE_1 = [
-    "plain",
-    "tied",
-    "lora",
-    "several updates",
-    "moving reference",
-    "a rank without rewards",
-]
-"""Enough for stage 1, in which every rank has the whole model, as in stage 2 and under DDP."""
 SKIPPING, SFT = [*sharded_cases.SKIPPING], [*sharded_cases.SFT]
 SCALED = ["plain", "lora"]
 """Cases that go on with another number of ranks."""
@@ -43,7 +34,7 @@ SHARDED = ["fsdp2", *(pytest.param(strategy, marks=needs_deepspeed) for strategy
 CASES = [
     pytest.param(case, strategy, marks=[needs_deepspeed] if strategy in ZERO else [])
     for strategy in ("fsdp2", *ZERO)
-    for case in [*(OF_STAGE_1 if strategy == "zero1" else EQUALITY), *SKIPPING]
+    for case in [*EQUALITY, *SKIPPING]
 ]
 SETTINGS = ["whole", "kept", "offloaded"]
 ZERO_SETTINGS = ["zero1 offloaded", "zero2 offloaded", "zero3 offloaded", "persistent"]
@@ -101,9 +92,7 @@ def other_numbers(importer, trained) -> Path:
 def zero(importer, trained) -> Path:
     """Return the same directory with the results under DeepSpeed."""
     names = [
-        f"{case}/{strategy}"
-        for strategy in ZERO
-        for case in (*(OF_STAGE_1 if strategy == "zero1" else EQUALITY), MIXED, *SKIPPING, *SFT)
+        f"{case}/{strategy}" for strategy in ZERO for case in (*EQUALITY, MIXED, *SKIPPING, *SFT)
     ]
     names += [f"{case}/zero3" for case in OBJECTIVES]
     names += [f"{case}/{strategy}:{strategy}:5" for case in RESUMED for strategy in ZERO]

@@ -75,13 +75,7 @@ COVERED: dict[str, tuple[list[str], ...]] = {
     ),
     "LoRA, `HFEngine`": steps(["lora"]),
     "prompts that rows share": steps(["plain"]),
-    "references of every kind": (
-        *steps(REFERENCES)[:2],
-        [
-            *with_each(STEPS, REFERENCES, "zero2", "zero3"),
-            *with_each(STEPS, ["tied", "moving reference", "several updates"], "zero1"),
-        ],
-    ),
+    "references of every kind": steps(REFERENCES),
     "every [preset]": (
         [f"{PRESET}[grpo-fsdp2]"],
         [f"{PRESET}[grpo-fsdp2]"],
