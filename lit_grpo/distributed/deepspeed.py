@@ -250,7 +250,7 @@ class ZeROStrategy(DeepSpeedStrategy):
         """Load a checkpoint of another strategy into the engine."""
         checkpoint = _read(path, weights_only)
         names = checkpoint["state_dict"].keys()
-        if self._names(are_trained=True) <= names:  # else `PolicyModule` says what is missing
+        if self._names(are_trained=True) <= names:  # else `ResumableModule` says what is missing
             whole = WholeTraining(checkpoint, trained_names(self.engine))
             load_training(self.engine, whole, names)
         return checkpoint
