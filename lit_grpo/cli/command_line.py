@@ -22,6 +22,7 @@ import lit_grpo.data  # noqa: F401 - defines classes that configs name; so do th
 from lit_grpo import __version__
 from lit_grpo.cli.commands import (
     CHECKING,
+    EVALUATING,
     PLANNING,
     REWARD_COMMANDS,
     TRAINING,
@@ -166,7 +167,8 @@ class CommandLine(LightningCLI):
         if given is None and self.command in TRAINING and process_rank() == 0:
             refuse_used(run_dir, self.resume_command)
         elif given is not None:
-            self.config.ckpt_path = find_checkpoint(given, run_dir)
+            is_evaluated = self.command in EVALUATING
+            self.config.ckpt_path = find_checkpoint(given, run_dir, is_evaluated=is_evaluated)
         if self.config.ckpt_path is not None:
             self._check_checkpoint(self.config.ckpt_path)
 

@@ -124,7 +124,8 @@ OWN_EXIT_CODES = {
 """Command -> exit code -> what it means beyond `lit_grpo.stopping.ExitCode`."""
 TRAINING = ("sft", "fit")
 """The commands that train and get a new run directory."""
-RESUMING = (*TRAINING, "validate", "test")
+EVALUATING = ("validate", "test")
+RESUMING = (*TRAINING, *EVALUATING)
 """The commands that load the last checkpoint of the run that they are given."""
 REWARD_COMMANDS = ("rewards", "judge-check", "rescore")
 """The commands that try the rewards of a config, on one device."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from lit_grpo.policy import Policy
 from lit_grpo.policy.model_source import refuse_changed
-from lit_grpo.runs.checkpoints.files import read_checkpoint
+from lit_grpo.runs.checkpoints.files import LAST, read_checkpoint, why_unusable
+from lit_grpo.runs.checkpoints.resume import is_checkpoint
 from lit_grpo.runs.files.space import warn_of_space
 from lit_grpo.runs.report.model_card import write_exported_card
 from lit_grpo.types import UserError, check_type, setting_error
@@ -28,9 +29,15 @@ def export_checkpoint(
             loaded, is not that of the checkpoint, or is in use.
     """
     checkpoint, directory = Path(checkpoint), Path(directory)
+    refuse_files(directory, "directory")
     if not checkpoint.exists():
         raise setting_error("checkpoint", "one of a run", checkpoint, "there is none")
-    refuse_files(directory, "directory")
+    if not is_checkpoint(checkpoint):
+        run = next((one for one in (checkpoint, checkpoint.parent) if _has_last(one)), None)
+        why = f"to export the last one give {run / 'checkpoints' / LAST}" if run else ""
+        raise setting_error("checkpoint", "one of a run", checkpoint, why)
+    if why := why_unusable(checkpoint):
+        raise setting_error("checkpoint", "intact", checkpoint, why)
     policy = Policy(policy) if isinstance(policy, str) else policy
     check_type("policy", policy, Policy)
     if policy.model is not None:
@@ -40,6 +47,10 @@ def export_checkpoint(
         )
     load_alone(policy)
     write_model(checkpoint, directory, policy)
+
+
+def _has_last(run_dir: Path) -> bool:
+    return (run_dir / "checkpoints" / LAST).exists()
 
 
 def refuse_files(directory: Path, setting: str) -> None:

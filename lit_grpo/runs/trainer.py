@@ -238,18 +238,20 @@ class Trainer(L.Trainer):
         Raises:
             UserError: there is no such checkpoint.
         """
-        settings["ckpt_path"] = self._find(settings.get("ckpt_path"))
+        settings["ckpt_path"] = self._find(settings.get("ckpt_path"), is_evaluated=True)
         return super().validate(model, datamodule=datamodule, **settings)
 
     def test(  # type: ignore[override]
         self, model: L.LightningModule, datamodule: L.LightningDataModule, **settings: Any
     ) -> Any:
         """Evaluate on the test prompts, as ``validate`` does on those for validation."""
-        settings["ckpt_path"] = self._find(settings.get("ckpt_path"))
+        settings["ckpt_path"] = self._find(settings.get("ckpt_path"), is_evaluated=True)
         return super().test(model, datamodule=datamodule, **settings)
 
-    def _find(self, ckpt_path: str | Path | None) -> str | None:
-        return None if ckpt_path is None else find_checkpoint(str(ckpt_path), self.run_dir)
+    def _find(self, ckpt_path: str | Path | None, *, is_evaluated: bool = False) -> str | None:
+        if ckpt_path is None:
+            return None
+        return find_checkpoint(str(ckpt_path), self.run_dir, is_evaluated=is_evaluated)
 
 
 def _refuse_trained(model: L.LightningModule) -> None:

@@ -36,6 +36,8 @@ from lit_grpo.types import (
     setting_error,
 )
 
+UNSCORED = "val/unscored_fraction"
+"""The share of completions whose accuracy is not known."""
 _KEY = "model.evaluation.accuracy"
 _ROUNDING = 1e-6
 """How far outside 0 to 1 an accuracy may be: a mean of several values is rounded."""
@@ -82,7 +84,9 @@ class Evaluation:
             )
         given = MathReward() if self.accuracy is None else self.accuracy
         accuracies = given if isinstance(given, list | tuple) else [given]
-        self.suite = RewardSuite([as_reward(one, _KEY) for one in accuracies], key=_KEY)
+        self.suite = RewardSuite(
+            [as_reward(one, _KEY) for one in accuracies], key=_KEY, failures_metric=UNSCORED
+        )
         _check_sources(self.suite.rewards)
         self.progress: Callable[[], StageProgress] = StageProgress
         """Returns how many completions of the current batch have been scored."""
@@ -95,7 +99,7 @@ class Evaluation:
         """
         sources = sorted({prompt.source for prompt in prompts if prompt.source})
         by_source = [f"val/{source}/accuracy" for source in sources]
-        return [*self.accuracy_names, *by_source, "val/unscored_fraction", "val/mean_length"]
+        return [*self.accuracy_names, *by_source, UNSCORED, "val/mean_length"]
 
     @property
     def measures_more(self) -> bool:
@@ -167,7 +171,7 @@ class Evaluation:
         is_asked = torch.tensor(
             [any(a.applies_to(prompt) for a in accuracies) for prompt in prompts]
         )
-        metrics.add_all("val/unscored_fraction", values[is_asked].isnan().double())
+        metrics.add_all(UNSCORED, values[is_asked].isnan().double())
         for prompt, value in zip(prompts, values, strict=True):
             if prompt.source:
                 metrics.add_all(f"val/{prompt.source}/accuracy", value[~value.isnan()])

@@ -10,7 +10,8 @@ A callback may define any of these hooks, and read ``pl_module.events.running`` 
 - ``on_abandoned_rollouts(trainer, pl_module, rollouts)``, when scores that are missing end the run,
   on each rank that has rollouts;
 - ``on_outage(trainer, pl_module, outage)``, when an engine or rewards do not answer, or did not;
-- ``on_skipped_step(trainer, pl_module, message)``, when a gradient is not finite.
+- ``on_skipped_step(trainer, pl_module, message)``, when a gradient is not finite;
+- ``on_unscored(trainer, pl_module, message)``, when a validation leaves out completions.
 """
 
 from __future__ import annotations
@@ -213,6 +214,10 @@ class StageEvents:
     def report_skipped_step(self, message: str) -> None:
         """Call ``on_skipped_step`` of the callbacks."""
         self._notify("on_skipped_step", message)
+
+    def report_unscored(self, message: str) -> None:
+        """Call ``on_unscored`` of the callbacks."""
+        self._notify("on_unscored", message)
 
     def _notify(self, hook: str, argument: object) -> list[Any]:
         """Call a hook on every callback that defines it; Lightning does not know these hooks."""

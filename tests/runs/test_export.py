@@ -45,6 +45,10 @@ def test_what_a_checkpoint_leaves_out_is_not_missed(lora, tmp_path):
     )
     assert f"# GRPO from {start}\n" in card
     assert "## Settings" not in card
+    for given in (run, run / "checkpoints", run / "final"):
+        advice = rf"{given} \(to export the last one give {run}/checkpoints/last.ckpt\)"
+        with pytest.raises(UserError, match=f"^checkpoint must be one of a run, got {advice}"):
+            export_checkpoint(given, tmp_path / "other", policy=policy)
     with pytest.raises(UserError, match="got one that a module uses"):
         export_checkpoint(first, tmp_path / "other", policy=policy)
     assert not (tmp_path / "other").exists()
@@ -58,3 +62,6 @@ def test_a_place_with_files_and_a_checkpoint_that_is_not_there_are_refused(tmp_p
         export_checkpoint(tmp_path / "none.ckpt", tmp_path / "new", policy=policy)
     with pytest.raises(UserError, match="^directory must be a new or empty directory, got"):
         export_checkpoint(tmp_path / "full", tmp_path / "full", policy=policy)
+    (tmp_path / "cut.ckpt").write_bytes(b"PK")
+    with pytest.raises(UserError, match="intact, got .*cut.ckpt .it was not written to its end"):
+        export_checkpoint(tmp_path / "cut.ckpt", tmp_path / "new", policy=policy)

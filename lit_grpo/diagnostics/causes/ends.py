@@ -66,7 +66,8 @@ ENDS = (
         name="signal",
         title="A signal ends the run",
         meaning=(
-            "After SIGTERM, SIGUSR1 or Ctrl-C the run stops sampling or waiting at once, or "
+            "After SIGTERM, SIGUSR1, Ctrl-C, or SIGHUP as its terminal is closed (without `nohup`) "
+            "the run stops sampling or waiting at once, or "
             "finishes its update; then it writes a checkpoint and ends. A resumed run repeats a "
             "step that was not finished. The same signal once more ends the run without a "
             "checkpoint. SIGKILL leaves no time: what came after the last checkpoint is lost, and "

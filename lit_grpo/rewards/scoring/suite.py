@@ -44,7 +44,11 @@ class RewardSuite:
     """
 
     def __init__(
-        self, rewards: Sequence[Reward | Callable[..., Any]], *, key: str = "rewards"
+        self,
+        rewards: Sequence[Reward | Callable[..., Any]],
+        *,
+        key: str = "rewards",
+        failures_metric: str = "reward/{name}/{outcome}_fraction",
     ) -> None:
         self.rewards = tuple(map(as_reward, rewards))
         for reward in self.rewards:
@@ -60,6 +64,7 @@ class RewardSuite:
                 f"at least one reward must have a weight other than 0, got {names or 'none'} "
                 "(otherwise nothing is learned). Add a reward or set a weight."
             )
+        self._failures_metric = failures_metric
         self._runners: Runners | None = None
         self._reasoning: Reasoning | None = None
         self._started: list[Reward] = []
@@ -212,9 +217,8 @@ class RewardSuite:
         if kind not in self._warned:
             self._warned.add(kind)
             _log.warning(
-                "reward %r gave no value for prompt %s: %s: %s (logged once; "
-                "reward/%s/%s_fraction counts them)",
+                "reward %r gave no value for prompt %s: %s: %s (logged once; %s counts them)",
                 *(call.reward.name, call.prompt.id, score.outcome, score.detail),
-                *(call.reward.name, score.outcome),
+                self._failures_metric.format(name=call.reward.name, outcome=score.outcome),
                 extra={"traceback": score.bug},
             )

@@ -36,12 +36,15 @@ BEST = "best"
 """The checkpoint path that means the best one by the metric that a callback monitors."""
 
 
-def find_checkpoint(name: str, run_dir: Path) -> str | None:
+def find_checkpoint(name: str, run_dir: Path, *, is_evaluated: bool = False) -> str | None:
     """Return the path of a checkpoint; ``last`` is the newest intact one of the run.
 
     ``best`` is that by the ``monitor`` of `Checkpoints`, or else of Lightning's `ModelCheckpoint`.
     ``auto`` is the same as ``last``, and None if the run has no checkpoint yet. A run whose
     checkpoints are all damaged is refused, too: to start it again would overwrite what it has.
+
+    Args:
+        is_evaluated: Whether it will be evaluated; then ``auto`` needs a checkpoint, too.
 
     Raises:
         UserError: there is none, or it cannot be used.
@@ -56,19 +59,27 @@ def find_checkpoint(name: str, run_dir: Path) -> str | None:
         settle(run_dir / "checkpoints")
     elif earlier_path(Path(name)).exists():
         settle(Path(name).parent)
+    if is_own and is_evaluated and not _named_checkpoints(run_dir):
+        raise UserError(
+            f"{run_dir} has no checkpoint to evaluate. Set run_dir to that of a run, or leave "
+            "ckpt_path out to evaluate the model without a checkpoint."
+        )
     if name == AUTO and not _named_checkpoints(run_dir):
         _refuse_ended(run_dir)
         rank_zero_only(log.info)("%s has no checkpoint yet: starting at its first step", run_dir)
         return None
     if is_own:
         return str(_newest_intact(run_dir))
-    if name == BEST:
-        name = str(_best(run_dir))
+    return _checked(str(_best(run_dir)) if name == BEST else name)
+
+
+def _checked(name: str) -> str:
+    """Return a path after checking that it is that of an intact checkpoint."""
     if "://" not in name and not Path(name).exists():
         raise UserError(
             f"{name}: no such checkpoint. Set ckpt_path to a file, to last, best or auto."
         )
-    if Path(name).exists() and not _is_checkpoint(Path(name)):
+    if Path(name).exists() and not is_checkpoint(Path(name)):
         what = "a directory" if Path(name).is_dir() else "no checkpoint"
         raise UserError(
             f"{name} is {what}: ckpt_path must be a checkpoint, such as "
@@ -138,7 +149,7 @@ def _refuse_ended(run_dir: Path) -> None:
         )
 
 
-def _is_checkpoint(path: Path) -> bool:
+def is_checkpoint(path: Path) -> bool:
     """Return whether the path is a checkpoint, intact or damaged."""
     if path.is_dir():
         return is_complete(path)

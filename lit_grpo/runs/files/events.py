@@ -80,6 +80,9 @@ class EventsFile(Callback):
     ) -> None:
         record_event(trainer, "warning", message, "not_finite_gradient")
 
+    def on_unscored(self, trainer: L.Trainer, pl_module: L.LightningModule, message: str) -> None:
+        record_event(trainer, "warning", message)
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.has_begun = True
         kind: EventKind = "resume" if num_finished_steps(trainer) else "start"

@@ -25,7 +25,7 @@ from lit_grpo.stopping import exit_code_of_signal
 
 log = logging.getLogger(__name__)
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 LEAVING = {exit_code_of_signal(signum): signum for signum in SIGNALS}
 """Exit code -> the signal that it stands for."""
@@ -66,7 +66,7 @@ def leave_on_signal(trainer: L.Trainer) -> Iterator[None]:
                 signal.pthread_kill(main_thread, signum)
 
     threading.Thread(target=_end_if_stuck, args=[reader, is_over, wake], daemon=True).start()
-    previous = {signum: signal.signal(signum, _leave) for signum in SIGNALS}
+    previous = {signum: signal.signal(signum, _leave) for signum in _not_ignored()}
     previous_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     _writers.add(writer)
     try:
@@ -86,6 +86,12 @@ def leave_on_signal(trainer: L.Trainer) -> Iterator[None]:
         for signum, handler in previous.items():
             if signal.getsignal(signum) in (_leave, signal.SIG_IGN):
                 signal.signal(signum, handler)
+
+
+def _not_ignored() -> list[signal.Signals]:
+    """Return the signals that end a run; ``nohup`` lets it outlive its terminal."""
+    outlives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [one for one in SIGNALS if not (outlives and one == signal.SIGHUP)]
 
 
 _writers: set[int] = set()
@@ -168,7 +174,7 @@ def _end_unless(is_over: threading.Event, signum: signal.Signals) -> None:
 
 
 class StopOnSignal(StopAtSafePoints):
-    """End the run at SIGTERM, SIGINT (Ctrl-C) or SIGUSR1; ``Checkpoints`` writes a checkpoint.
+    """End the run at one of `SIGNALS`, such as Ctrl-C; ``Checkpoints`` writes a checkpoint.
 
     It ends on all ranks, with exit code 128 + signal, including ranks that did not receive the
     signal. A step or a validation that samples, or waits for servers or rewards, is left undone,
@@ -190,7 +196,7 @@ class StopOnSignal(StopAtSafePoints):
         self.received = self.noticed = None
         if threading.current_thread() is not threading.main_thread():
             return
-        for signum in SIGNALS:
+        for signum in _not_ignored():
             self._previous_handlers[signum] = signal.signal(signum, self._receive)
 
     def notice(self, signum: int, now: float) -> None:
@@ -207,7 +213,7 @@ class StopOnSignal(StopAtSafePoints):
                 f"{self.received.name}: ending with a checkpoint, at once or after this update. "
                 "Send it again to end without one."
             )
-        elif now - self._received_at > _echo_seconds():
+        elif signum != signal.SIGHUP and now - self._received_at > _echo_seconds():
             _show_cursor()
             _write_stderr(f"{signal.Signals(signum).name} again: ending now.")
             signal.signal(signum, signal.SIG_DFL)

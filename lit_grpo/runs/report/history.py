@@ -24,6 +24,7 @@ from lit_grpo.runs.report.gaps import Gaps, find_gaps
 from lit_grpo.types import UserError
 
 ACCURACY = "val/accuracy"
+UNSCORED = "val/unscored_fraction"
 MARKS = ("config.yaml", "run.log", "events.jsonl", "run.lock", "completions", "checkpoints")
 """What a run directory has before its first step is finished; it has at least one of these."""
 
@@ -110,6 +111,11 @@ class Run:
         """Return the first and the last value of a metric; None if it was measured once."""
         first, last = self.ends(metric)
         return first, None if len(self.values(metric)) == 1 else last
+
+    @property
+    def unscored_fraction(self) -> float:
+        """The largest share of held-out completions that a validation could not score."""
+        return float(self.values(UNSCORED).max()) if self.has(UNSCORED) else 0.0
 
     def when(self, metric: str) -> str:
         """Return at which step a metric was last logged; empty if that was the last step."""

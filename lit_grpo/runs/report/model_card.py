@@ -19,14 +19,14 @@ from huggingface_hub import ModelCard, ModelCardData
 from lit_grpo import __version__
 from lit_grpo.runs.checkpoints.files import read_manifest, read_state
 from lit_grpo.runs.files.event_log import read_events
-from lit_grpo.runs.report.history import load_runs
+from lit_grpo.runs.report.history import ACCURACY, load_runs
 from lit_grpo.types import UserError, import_path, plain_value
 
 log = logging.getLogger(__name__)
 
 TEMPLATE = Path(__file__).with_name("model_card.jinja")
 RESULTS = {
-    "Held-out accuracy": "val/accuracy",
+    "Held-out accuracy": ACCURACY,
     "Reward": "reward/mean",
     "SFT loss": "sft/loss",
 }
@@ -228,7 +228,12 @@ def _results(run_dir: Path) -> dict[str, tuple[float, float | None]]:
     except UserError:  # a trainer without loggers
         return {}
     logged = [(name, metric) for name, metric in RESULTS.items() if run.has(metric)]
-    return {f"{name} {run.when(metric)}".strip(): run.change(metric) for name, metric in logged}
+    left_out = f", without up to {run.unscored_fraction:.0%} that could not be scored"
+    notes = {ACCURACY: left_out if run.unscored_fraction else ""}
+    return {
+        f"{name} {run.when(metric)}".strip() + notes.get(metric, ""): run.change(metric)
+        for name, metric in logged
+    }
 
 
 def _settings(run_dir: Path, trainer: Any, module: Any) -> str:

@@ -75,7 +75,14 @@ def saved(run_dir: Path) -> dict:
     return torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.fixture(autouse=True)
+def without_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, signum, capfd):
     def step(number):
         if number == 1:
@@ -97,6 +104,32 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, signum
         "step_000002.ckpt",
         "step_000002.ckpt.json",
     ]
+
+
+def test_a_closed_terminal_may_send_its_signal_again_later(tmp_path):
+    def step(number):
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGHUP)
+        return STEP
+
+    reason = get_stop_reason(fit(step, [StopOnSignal()], steps=4))
+    assert reason.message.startswith("Ended by SIGHUP after 2 rollout steps")
+
+
+def test_under_nohup_a_run_outlives_its_terminal():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def step(number):
+        os.kill(os.getpid(), signal.SIGHUP)
+        return STEP
+
+    trainer = fit(step, [StopOnSignal()], steps=2)
+    assert get_stop_reason(trainer) is None
+    with leave_on_signal(trainer):
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 def end_by_a_signal_after_the_reader_of_the_output() -> None:

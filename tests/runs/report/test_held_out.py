@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cli_base import BASE
+from logged_runs import write_run
 from run_logs import workplace
 
 from lit_grpo.__main__ import main
@@ -63,6 +64,13 @@ def test_stages_with_different_held_out_prompts_have_no_arrow(tmp_path, capsys, 
     is_mixed = sets == "ab"
     assert (note in lines) == (note in page.read_text()) == is_mixed
     assert accuracy_title(page) == (", different prompts" if is_mixed else "")
+
+
+def test_what_an_accuracy_leaves_out_is_said(tmp_path, capsys):
+    metrics = {"val/accuracy": [0.5, 1.0], "val/unscored_fraction": [0.25, 0.0]}
+    lines = reported(capsys, write_run(tmp_path / "my" / "0", metrics))
+    (said,) = (one for one in lines if "could not be scored" in one)
+    assert said.startswith("my/0: up to 25% of the held-out completions could not be scored")
 
 
 def test_compared_runs_are_grouped_by_their_held_out_prompts(tmp_path, capsys):

@@ -12,6 +12,7 @@ from cli_base import BASE
 from run_logs import workplace
 
 from lit_grpo.__main__ import main
+from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.stopping import ExitCode
 
 REWARDS = """
@@ -327,12 +328,19 @@ def test_a_bug_in_the_accuracy_that_shows_later_ends_the_run_with_a_checkpoint()
 
 
 def test_an_accuracy_that_has_worked_may_fail_later():
-    exit_code, _ = fit(
+    exit_code, log = fit(
         "MathReward",
         "--trainer.val_check_interval=1",
         "--data.validation_size=4",
         f"{ACCURACY}DownLater",
     )
     assert exit_code == 0
+    assert "(logged once; val/unscored_fraction counts them)" in log
+    left_out = "100% of the held-out completions could not be scored (val/unscored_fraction)."
+    assert log.count(left_out) == 1
+    warned = [one.message for one in read_events("run") if one.kind == "warning"]
+    assert sum(one.startswith(left_out) for one in warned) == 1
+    card = Path("run/final/README.md").read_text()
+    assert ", without up to 100% that could not be scored |" in card
     val = pd.read_csv("run/metrics.csv")["val/unscored_fraction"].dropna()
     assert val.tolist() == [0.0, 1.0]
