@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_grpo.data.json_lines import excerpt, read_jsonl, refuse_other_formats
 from lit_grpo.types import UserError, parse_json
+from lit_grpo.types.spelling import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow
@@ -32,6 +33,8 @@ _CONVERTED = {
     ".xls": ("read_excel", ""),
 }
 """Suffix of a table that is not read -> pandas' reader of it, and its argument."""
+_MISTYPED = 0.85
+"""Similarity of a name with that of a file from which it was meant, rather than a dataset's id."""
 _MAX_CELL_CHARACTERS = 2**31 - 1
 
 _Numbered = Iterator[tuple[int, dict[str, Any]]]
@@ -232,6 +235,10 @@ def open_dataset(source: str, *, streaming: bool = False) -> tuple[str, Any]:
             f"{source}: no such file or directory (looked for {path.absolute()}), and it is not a "
             "dataset id. Write a path, or id, id:split or id:subset:split."
         )
+    if path.suffix and path.parent.is_dir() and not path.is_dir():
+        files = [one.name for one in path.parent.iterdir() if one.suffix in _READERS]
+        if hint := did_you_mean(path.name, files, similarity=_MISTYPED):
+            raise UserError(f"{source}: no such file (looked for {path.absolute()}).{hint}")
     if path.is_dir():  # datasets names them after their last part, which . does not have
         path = Path(os.path.abspath(path))
     dataset = _load_dataset(source, path, match["subset"], match["split"], streaming=streaming)

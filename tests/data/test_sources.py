@@ -261,6 +261,13 @@ def test_a_directory_of_which_files_would_be_left_out_is_refused(names, suffix, 
         read_rows(f"{tmp_path}/mine{suffix}")
 
 
+def test_a_mistyped_file_is_no_dataset_on_the_hub(tmp_path, monkeypatch):
+    write(tmp_path / "rows.parquet", "")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"no such file .*Did you mean rows.parquet\?$"):
+        read_rows("rows.parqet")
+
+
 def test_the_working_directory_is_a_dataset_with_the_name_of_the_directory(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     write(tmp_path / "mine" / "train.jsonl", '{"q": "x"}\n')
