@@ -211,6 +211,7 @@ class Trainer(L.Trainer):
                 max_epochs=self.max_epochs,
             )
         model.allow_changes = allow_changes  # type: ignore[assignment]
+        model.changes = ()  # type: ignore[assignment]  # those of an earlier resume are told
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.stop_reason = None
         set_by_stop = {

@@ -161,6 +161,19 @@ def test_what_changes_at_a_resume_is_in_the_log_the_events_and_the_card(tmp_path
     assert "model.optimizer.lr 0.5 -> 1.0 after step 2\n" in card
 
 
+def test_a_module_that_goes_on_again_tells_only_what_has_changed_since(tmp_path):
+    _, module = train(tmp_path, max_steps=1)
+    data = AdditionData(1, train_size=8, validation_size=0, prompts_per_step=2)
+    settings = {"accelerator": "cpu", "enable_progress_bar": False}
+    for steps, lr in ((2, 0.5), (3, 0.25), (4, 0.25)):
+        module.make_optimizer = partial(torch.optim.SGD, lr=lr)
+        Trainer(tmp_path, max_steps=steps, **settings).fit(module, data, ckpt_path="last")
+        close_logs()
+    told = [one.changes for one in read_events(tmp_path) if one.kind == "resume"]
+    of_lr = [[f"model.optimizer.lr: {change}"] for change in ("1.0 -> 0.5", "0.5 -> 0.25")]
+    assert told == [*of_lr, []]
+
+
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
 def test_another_policy_does_not_resume_a_run_unless_that_is_wanted(tmp_path, lora):
     paths = {seed: str(tmp_path / f"model{seed}") for seed in (1, 2)}
