@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from lit_grpo.distributed.deepspeed_checkpoints import Training
-from lit_grpo.policy.sharding import is_partitioned
+from lit_grpo.policy.model_source import refuse_other_shape
+from lit_grpo.policy.sharding import is_partitioned, whole_shape
 from lit_grpo.types import UserError
 
 
@@ -42,7 +43,8 @@ def load_training(engine: Any, training: Training, names: Collection[str]) -> No
         names: Of the weights and buffers that are loaded; the others are left alone.
 
     Raises:
-        UserError: the engine keeps its state elsewhere than in memory.
+        UserError: the engine keeps its state elsewhere than in memory, or a weight has another
+            shape.
     """
     _refuse_swapped(engine)
     if _is_stage_3(engine):
@@ -51,7 +53,7 @@ def load_training(engine: Any, training: Training, names: Collection[str]) -> No
     frozen = {name: one for name, one in engine.module.named_parameters() if not one.requires_grad}
     for name, one in (frozen | dict(engine.module.named_buffers())).items():
         if name in names:
-            _copy_part(training.weight(name), one)
+            _copy_part(_weight(training, name, one), one)
     if _is_stage_3(engine):
         engine.optimizer.checkpoint_event_epilogue()
 
@@ -80,7 +82,7 @@ def _load_trained(engine: Any, training: Training) -> None:
     states: dict[int, dict[str, Any]] = {number: {} for number in range(len(flats))}
     for part in _parts_3(zero) if is_stage_3 else _parts_1_and_2(zero):
         name, flat = names[part.parameter], flats[part.group]
-        values = _cut(training.weight(name), part)
+        values = _cut(_weight(training, name, part.parameter), part)
         flat[part.offset : part.offset + part.size].copy_(values)
         if is_stage_3:
             part.parameter.ds_tensor[: part.size].copy_(values)
@@ -109,6 +111,13 @@ def _parts_3(zero: Any) -> Iterator[_Part]:
             group, offset, size = zero.grad_position[zero.get_param_id(parameter)]
             start = min(size * parameter.ds_zero_partition_rank, parameter.ds_numel)
             yield _Part(parameter, group, offset, start, min(size, parameter.ds_numel - start))
+
+
+def _weight(training: Training, name: str, own: Tensor) -> Tensor:
+    """Return a weight of a training, of which a part would fit into a smaller one, too."""
+    weight = training.weight(name)
+    refuse_other_shape(name, weight.shape, whole_shape(own))
+    return weight
 
 
 def _cut(whole: Tensor, part: _Part) -> Tensor:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import torch
 from huggingface_hub import try_to_load_from_cache
 
 from lit_grpo.policy.lora import base_of, is_adapter
@@ -17,6 +18,11 @@ from lit_grpo.types import UserError
 
 NUM_PLACES, SAMPLED_BYTES = 16, 64
 """Each weight is compared at so many places, and so many bytes at each."""
+
+OTHER_POLICY = (
+    "so it belongs to a different policy. Set the policy as it was in that run (model.policy, in "
+    "Python the Policy of the module)."
+)
 
 _SOURCES = "loaded_from"
 
@@ -80,6 +86,19 @@ def refuse_changed(
                 "does not contain them). Put the earlier model back: a run that trains on keeps "
                 "what it had as final.0 beside its final. Or begin a new run from the new one."
             )
+
+
+def refuse_other_shape(name: str, of_checkpoint: torch.Size, of_policy: torch.Size) -> None:
+    """Check that a weight of a checkpoint has the shape that it has in the policy.
+
+    Raises:
+        UserError: it has another one.
+    """
+    if of_checkpoint != of_policy:
+        raise UserError(
+            f"the checkpoint has {name!r} of shape {tuple(of_checkpoint)}, and the policy "
+            f"{tuple(of_policy)}, {OTHER_POLICY}"
+        )
 
 
 def _digest(path: str) -> str | None:

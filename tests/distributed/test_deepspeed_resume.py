@@ -91,6 +91,15 @@ def test_what_is_not_in_a_checkpoint_is_left_alone():
     assert not model.buffer.any()
 
 
+@pytest.mark.parametrize("name", ["a", "frozen"])
+def test_a_weight_of_another_shape_is_refused_rather_than_cut(name, monkeypatch):
+    longer = torch.cat([WEIGHTS[name], WEIGHTS[name]])
+    monkeypatch.setitem(WEIGHTS, name, longer)
+    what = rf"has '{name}' of shape \({longer.shape[0]},.*, so it belongs to a different policy"
+    with pytest.raises(UserError, match=what):
+        load_training(engine_of_stage_2(Model()), saved(), WEIGHTS.keys())
+
+
 def divide(parameter: nn.Parameter, ds_id: int, rank: int) -> None:
     """Leave a parameter as stage 3 does on two ranks."""
     parameter.ds_zero_partition_rank = rank

@@ -14,6 +14,8 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
+from lit_grpo.policy.model_source import OTHER_POLICY, refuse_other_shape
+from lit_grpo.policy.sharding import whole_shape
 from lit_grpo.types import UserError, plain_value
 
 log = logging.getLogger(__name__)
@@ -26,10 +28,6 @@ VALIDATION = "validation.rows"
 """Key of the description of the validation rows, which may change."""
 REWARD_CODE = "rewards.code"
 """Key of the checksums of the rewards' code, which may change."""
-OTHER_POLICY = (
-    "so it belongs to a different policy. Set the policy as it was in that run (model.policy, in "
-    "Python the Policy of the module)."
-)
 
 
 def plain_settings(owner: Any, names: Iterable[str]) -> dict[str, Any]:
@@ -138,10 +136,5 @@ def refuse_other_policy(module: nn.Module, saved: Mapping[str, Any], reloaded: S
             f"{OTHER_POLICY}"
         )
     for name, parameter in parameters.items():
-        of_checkpoint = getattr(saved.get(name), "shape", None)
-        # DeepSpeed leaves a parameter empty that it has divided among the ranks.
-        if parameter.numel() and of_checkpoint not in (None, parameter.shape):
-            raise UserError(
-                f"the checkpoint has {name!r} of shape {tuple(of_checkpoint)}, and the policy "
-                f"{tuple(parameter.shape)}, {OTHER_POLICY}"
-            )
+        if (of_checkpoint := getattr(saved.get(name), "shape", None)) is not None:
+            refuse_other_shape(name, of_checkpoint, whole_shape(parameter))
