@@ -266,8 +266,10 @@ def _load_dataset(
             "existing file or directory, or a Hub dataset as id, id:split or id:subset:split."
         ) from error
     if isinstance(dataset, Mapping):
-        is_of_files = path.is_dir() and not is_saved
-        return _choose_split(source, dataset, split, is_of_files=is_of_files)
+        chosen = _choose_split(source, dataset, split)
+        if split is None and path.is_dir() and not is_saved:
+            _refuse_left_out(source, path, next(iter(dataset)))
+        return chosen
     if is_saved and split:
         raise UserError(
             f"{source} names the split {split!r}, but {path} holds one dataset without splits. "
@@ -277,7 +279,7 @@ def _load_dataset(
 
 
 def _refuse_several_formats(source: str, directory: Path) -> None:
-    formats = {file.suffix for file in directory.rglob("*")} & set(_READERS)
+    formats = {file.suffix for file in _visible_files(directory)} & set(_READERS)
     if len(formats) > 1:
         raise UserError(
             f"{source} has files of several formats ({', '.join(sorted(formats))}), of which only "
@@ -285,19 +287,44 @@ def _refuse_several_formats(source: str, directory: Path) -> None:
         )
 
 
-def _choose_split(
-    source: str, splits: Mapping[str, Any], split: str | None, *, is_of_files: bool
-) -> Any:
+def _refuse_left_out(source: str, directory: Path, split: str) -> None:
+    """Refuse a directory of whose files ``datasets`` reads only those with a split in the name."""
+    import datasets
+    from datasets.data_files import FILES_TO_IGNORE
+
+    splits = datasets.load_dataset_builder(str(directory)).config.data_files
+    read = {Path(file).resolve() for files in splits.values() for file in files}
+    suffixes = {file.suffix for file in read}
+    left_out = [
+        file
+        for file in _visible_files(directory)
+        if file.suffix in suffixes and file.name not in FILES_TO_IGNORE
+        if file.resolve() not in read
+    ]
+    if left_out:
+        raise UserError(
+            f"{source} has only the split {split} by the names of its files, which leaves out "
+            f"{min(left_out).relative_to(directory)}. Write {source}:{split}, or name the files, "
+            "in a list if there are several."
+        )
+
+
+def _visible_files(directory: Path) -> list[Path]:
+    """Return the files of a directory without hidden ones, which ``datasets`` does not read."""
+    return [
+        file
+        for file in directory.rglob("*")
+        if file.is_file()
+        and not any(part.startswith((".", "__")) for part in file.relative_to(directory).parts)
+    ]
+
+
+def _choose_split(source: str, splits: Mapping[str, Any], split: str | None) -> Any:
     names = list(splits)
     if split is None and len(names) > 1:
         raise UserError(
             f"{source} must name one of its splits {', '.join(names)} (it has several). "
             f"Write {source}:{names[0]}."
-        )
-    if split is None and is_of_files and names != ["train"]:
-        raise UserError(
-            f"{source} has only the split {names[0]} by the names of its files, and files whose "
-            f"names have no split are left out. Write {source}:{names[0]}, or name the files."
         )
     if split is not None and split not in splits:
         raise UserError(

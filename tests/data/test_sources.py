@@ -249,6 +249,7 @@ def test_a_directory_of_data_files_is_read_as_a_dataset(tmp_path):
     ("names", "suffix", "error"),
     [
         (("zoo.jsonl", "zoo_val.jsonl"), "", r"only the split validation .*Write .*mine:valid.*or"),
+        (("zoo.jsonl", "train.jsonl"), "", r"only the split train .*leaves out zoo\.jsonl\. Write"),
         (("zoo.jsonl", "more.csv"), "", r"several formats \(\.csv, \.jsonl\), of which only one"),
         (("train.jsonl", "more.csv"), ":train", "several formats"),
     ],
@@ -266,6 +267,14 @@ def test_a_mistyped_file_is_no_dataset_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"no such file .*Did you mean rows.parquet\?$"):
         read_rows("rows.parqet")
+
+
+@pytest.mark.parametrize("others", [(), (".cache/more.csv", ".cache/more.jsonl")])
+def test_a_directory_of_one_split_of_which_all_files_are_read_needs_no_split(others, tmp_path):
+    (tmp_path / "mine/.cache").mkdir(parents=True)
+    for name in ("zoo_val.jsonl", "more_val.jsonl", *others):
+        write(tmp_path / "mine" / name, '{"q": "x"}\n')
+    assert len(read_rows(f"{tmp_path}/mine")) == 2
 
 
 def test_the_working_directory_is_a_dataset_with_the_name_of_the_directory(tmp_path, monkeypatch):
