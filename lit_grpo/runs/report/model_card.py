@@ -208,14 +208,17 @@ def _describe_data(data: Any) -> str:
 
 
 def _describe_changes(run_dir: Path) -> str:
-    """Return which settings changed after which step; those of the card are of the last part."""
-    found = [
-        (event.step, key, value)
+    """Return which settings changed after which step; those of the card are of the last part.
+
+    A change is told once, also if a resume from the same checkpoint had to be repeated.
+    """
+    found = (
+        f"{key} {without_secrets(value, key)} after step {event.step}"
         for event in read_events(run_dir)
         for key, _, value in (change.partition(": ") for change in event.changes)
         if key.startswith(("model.", "data."))
-    ]
-    return "; ".join(f"{key} {without_secrets(v, key)} after step {step}" for step, key, v in found)
+    )
+    return "; ".join(dict.fromkeys(found))
 
 
 def _results(run_dir: Path) -> dict[str, tuple[float, float | None]]:

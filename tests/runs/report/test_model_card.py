@@ -22,6 +22,7 @@ from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rollout import Sampling
+from lit_grpo.runs.files.event_log import Event, append_event, now
 from lit_grpo.runs.report.model_card import without_secrets, write_model_card
 
 
@@ -103,6 +104,18 @@ def test_without_a_config_the_card_shows_the_settings_of_the_module(tmp_path):
     assert shown["max_steps"] == 2
     assert "- **Rewards:** share_of_low_bytes\n" in card.text
     assert "Reward" in results(card)
+
+
+def test_a_change_is_told_once_though_its_resume_was_killed_and_repeated(tmp_path):
+    change = "model.group_size: 2 -> 4"
+    for changes in ([change, "trainer.max_steps: 2 -> 3"], [change]):
+        append_event(tmp_path, Event(time=now(), step=1, kind="resume", changes=changes))
+    module = make_module(group_size=2)
+    trainer = make_trainer(max_steps=1)
+    trainer.fit(module, AdditionData(1, train_size=4, validation_size=0, prompts_per_step=2))
+    write_model_card(tmp_path, tmp_path, trainer, module)
+    card = ModelCard.load(tmp_path / "README.md").text
+    assert "- **Changed at resumes:** model.group_size 2 -> 4 after step 1\n" in card
 
 
 def soft_clip(inputs, objective):
