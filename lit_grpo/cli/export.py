@@ -1,4 +1,4 @@
-"""Read the policy of a run from its config, to write a checkpoint of it."""
+"""Export a checkpoint of a run with the policy of the run's config."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def _read_policy(run_dir: Path, checkpoint: Path) -> Policy:
     if not path.is_file():
         raise UserError(
             f"--export makes the policy from {path}, and there is none (runs made in Python have "
-            f"none). In Python, with the Policy of the script that made the run: lit_grpo."
-            f"export_checkpoint({str(checkpoint)!r}, DIRECTORY, policy=Policy(...))."
+            "none). In Python, with the Policy of the script that made the run: "
+            f"lit_grpo.export_checkpoint({str(checkpoint)!r}, DIRECTORY, policy=Policy(...))."
         )
     model: Mapping[str, Any] = read_config(path)["model"]
     parser = Parser()
