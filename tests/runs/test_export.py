@@ -1,5 +1,7 @@
 """A checkpoint of a run made in Python becomes the model that the run would have written."""
 
+import shutil
+
 import pytest
 from run_logs import close_logs
 from small_runs import ShareOfLowBytes, make_module
@@ -54,7 +56,20 @@ def test_what_a_checkpoint_leaves_out_is_not_missed(lora, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_a_place_with_files_and_a_checkpoint_that_is_not_there_are_refused(tmp_path):
+def test_a_checkpoint_that_was_copied_has_no_settings_of_what_lies_beside_it(tmp_path):
+    start = tmp_path / "start"
+    tiny_policy(seed=3).save_pretrained(start)
+    train(tmp_path / "run", policy={"path": str(start), "architecture": None})
+    (tmp_path / "project/kept").mkdir(parents=True)
+    (tmp_path / "project/config.yaml").write_text("model: of something else\n")
+    copied = shutil.copy(tmp_path / "run/checkpoints/step_000001.ckpt", tmp_path / "project/kept")
+    export_checkpoint(copied, tmp_path / "exported", policy=str(start))
+    card = (tmp_path / "exported/README.md").read_text()
+    assert "- **Checkpoint:** step_000001.ckpt\n" in card
+    assert "something else" not in card
+
+
+def test_a_place_with_files_and_a_checkpoint_that_is_none_are_refused(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     policy = Policy(architecture=LLAMA)

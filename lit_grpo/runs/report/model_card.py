@@ -18,6 +18,8 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from lit_grpo import __version__
 from lit_grpo.runs.checkpoints.files import read_manifest, read_state
+from lit_grpo.runs.checkpoints.resume import enclosing_run
+from lit_grpo.runs.files.config import read_config
 from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.report.history import ACCURACY, load_runs
 from lit_grpo.types import UserError, import_path, plain_value
@@ -57,22 +59,26 @@ def write_exported_card(directory: Path, checkpoint: Path, policy: Any) -> None:
 
     Args:
         directory: That of the model.
-        checkpoint: One in the directory of its run; it has the settings if that has a config.
+        checkpoint: If it lies in the directory of its run, the card names that, and shows the
+            settings of its ``config.yaml``.
     """
     with _kept_from_failing():
-        run_dir = checkpoint.absolute().parents[1]
-        config = run_dir / "config.yaml"
-        settings = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        of_run, settings, changes = "", {}, ""
+        if (run_dir := enclosing_run(checkpoint)) is not None:
+            of_run = f" of {'/'.join(run_dir.resolve().parts[-2:])}"
+            settings = read_config(run_dir / "config.yaml")
+            changes = _describe_changes(run_dir)
         manifest = read_manifest(checkpoint)
         steps = "" if manifest is None else (
             f", after rollout step {manifest.rollout_step}, {manifest.optimizer_step} optimizer "
             "steps"
         )  # fmt: skip
         facts = {
-            "Checkpoint": f"{checkpoint.name} of {'/'.join(run_dir.resolve().parts[-2:])}{steps}",
+            "Checkpoint": f"{checkpoint.name}{of_run}{steps}",
             "Exported with": f"lit-grpo {__version__}",
             "Start": _start(policy),
             "Adapter": _adapter(policy),
+            "Changed at resumes": changes,
         }
         method = "GRPO" if "rewards" in read_state(checkpoint) else "SFT"
         text = _as_yaml(settings) if settings else ""
