@@ -14,9 +14,10 @@ import psutil
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.diagnostics import StepLog, describe_wait, step_number
+from lit_grpo.diagnostics.step_log import StepLog, step_number
+from lit_grpo.diagnostics.waits import describe_wait
 from lit_grpo.rewards import Reward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.runs.files.events import record_event
 from lit_grpo.types import RolloutBatch, Stage
 

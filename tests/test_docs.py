@@ -45,7 +45,7 @@ from lit_grpo.objective.aggregations import AGGREGATIONS
 from lit_grpo.policy import LocalTeacher, LoRA, Policy
 from lit_grpo.rewards import JudgedReward, Reward
 from lit_grpo.rewards.judged.alignment import Alignment
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import (
     HFEngine,
     Launch,

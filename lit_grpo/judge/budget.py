@@ -17,7 +17,7 @@ from typing import Literal
 from weakref import WeakKeyDictionary
 
 from lit_grpo.concurrency import jitter
-from lit_grpo.distributed import get_rank, get_world_size
+from lit_grpo.distributed.ranks import get_rank, get_world_size
 from lit_grpo.judge.config import Judge, Limits
 from lit_grpo.judge.connection import base_url
 from lit_grpo.judge.failures import JudgeFailure

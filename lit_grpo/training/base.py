@@ -17,11 +17,11 @@ from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase, get_scheduler
 
 from lit_grpo.data import TrainingLoader
-from lit_grpo.distributed import get_world_size
+from lit_grpo.distributed.ranks import get_world_size
 from lit_grpo.policy import Policy
 from lit_grpo.policy.loading import max_positions
 from lit_grpo.policy.sharding import WHOLE, Sharding, T, is_divided, refused_passes
-from lit_grpo.rewards.scoring import Reasoning
+from lit_grpo.rewards.scoring.reasoning import Reasoning
 from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
 from lit_grpo.training.checks.compatibility import check_completions_fit, undeclared_passes
 from lit_grpo.training.checks.monitors import warn_of_unlogged

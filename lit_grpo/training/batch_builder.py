@@ -13,7 +13,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lit_grpo.distributed import gather_objects, gather_rewards, max_over_ranks
+from lit_grpo.distributed.ranks import gather_objects, gather_rewards, max_over_ranks
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.objective.advantages import compute_advantages
 from lit_grpo.objective.kl import kl_in_reward

@@ -12,7 +12,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lit_grpo.distributed import sum_over_ranks
+from lit_grpo.distributed.ranks import sum_over_ranks
 from lit_grpo.objective import Objective, TokenCounts
 from lit_grpo.objective.token_advantages import TokenRewards
 from lit_grpo.policy.packing import is_worth_sharing

@@ -14,10 +14,11 @@ from math import comb
 import torch
 from torch import Tensor
 
-from lit_grpo.distributed import any_failure
+from lit_grpo.distributed.ranks import any_failure
 from lit_grpo.rewards import MathReward, Reward
 from lit_grpo.rewards.function import as_reward
-from lit_grpo.rewards.scoring import RewardSuite, Scoring
+from lit_grpo.rewards.scoring.scoring import Scoring
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
 from lit_grpo.training.collecting.generation import generate
 from lit_grpo.training.collecting.pending_rollout import PendingRollout, with_unfinished_tokens

@@ -16,15 +16,15 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.optim import AdamW
 
 from lit_grpo.data import TrainingLoader
-from lit_grpo.diagnostics import StepLog
-from lit_grpo.distributed import gather_objects
+from lit_grpo.diagnostics.step_log import StepLog
+from lit_grpo.distributed.ranks import gather_objects
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy import LocalTeacher, Policy
 from lit_grpo.policy.body_and_head import num_compilations
 from lit_grpo.policy.loading import max_positions
 from lit_grpo.policy.model_source import ModelSource
 from lit_grpo.rewards import Reward, ScorerReward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling, VLLMTeacher
 from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
 from lit_grpo.training.base import Schedule

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_grpo.distributed import gather_objects
+from lit_grpo.distributed.ranks import gather_objects
 from lit_grpo.objective.advantages import group_deviation, has_signal
 from lit_grpo.objective.loss import TokenLosses
 from lit_grpo.types import Measurements, Outcome, RolloutBatch, TrainBatch

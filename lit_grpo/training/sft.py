@@ -16,7 +16,7 @@ from torch.optim import AdamW, Optimizer
 
 from lit_grpo.data import TrainingLoader
 from lit_grpo.data.columns import answer_place, first_of, given_answer
-from lit_grpo.diagnostics import step_number
+from lit_grpo.diagnostics.step_log import step_number
 from lit_grpo.distributed.gradients import steps_of
 from lit_grpo.policy import Policy
 from lit_grpo.policy.chat_template import end_of_turn

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lit_grpo.distributed import gather_objects, get_rank
+from lit_grpo.distributed.ranks import gather_objects, get_rank
 from lit_grpo.objective import CovarianceTerm, Objective
 from lit_grpo.objective.corrections import (
     covariances,

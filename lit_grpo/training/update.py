@@ -15,9 +15,9 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from lit_grpo.diagnostics import step_number
-from lit_grpo.distributed import max_over_ranks, sum_over_ranks
+from lit_grpo.diagnostics.step_log import step_number
 from lit_grpo.distributed.gradients import steps_of
+from lit_grpo.distributed.ranks import max_over_ranks, sum_over_ranks
 from lit_grpo.objective import Objective, TokenCounts
 from lit_grpo.objective.loss import token_losses
 from lit_grpo.policy import Policy

@@ -16,7 +16,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.data import TrainingLoader
-from lit_grpo.distributed import any_failure
+from lit_grpo.distributed.ranks import any_failure
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.stopping import ExitCode, get_stop_reason, mark_unfinished_validation, stop_run
 from lit_grpo.training.checks.compatibility import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from lit_grpo.distributed import any_failure, gather_objects
+from lit_grpo.distributed.ranks import any_failure, gather_objects
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.types import RolloutBatch, StopReason, UserCodeFailed

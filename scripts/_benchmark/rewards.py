@@ -74,7 +74,7 @@ def num_calls(judge: ToyJudge) -> int:
 def started_suite(judge: ToyJudge, concurrency: int) -> Any:
     from lit_grpo.judge import Judge, Limits
     from lit_grpo.rewards import JudgeReward
-    from lit_grpo.rewards.scoring import RewardSuite
+    from lit_grpo.rewards.scoring.suite import RewardSuite
 
     limits = Limits(max_concurrency=concurrency)
     reward = JudgeReward(Judge(model="toy", base_url=f"{judge.url}/v1", auth="none", limits=limits))

@@ -12,7 +12,7 @@ from toy_rollouts import completion, failed, fit, outputs, rollouts, train_batch
 from lit_grpo.callbacks import TimingLog
 from lit_grpo.diagnostics import waits
 from lit_grpo.rewards import FunctionReward, MathReward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.runs.files.metrics import MetricsFile
 from lit_grpo.types import Outcome, Score, Stage
 

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch.utils.data import DataLoader
 
-from lit_grpo.diagnostics import StepLog
+from lit_grpo.diagnostics.step_log import StepLog
 
 VALUES = [
     {"a": 0.0, "b": 10.0},

@@ -5,7 +5,7 @@ import torch
 from forked import run_in_processes
 from tiny import rollouts
 
-from lit_grpo.distributed import (
+from lit_grpo.distributed.ranks import (
     any_failure,
     gather_objects,
     gather_rewards,

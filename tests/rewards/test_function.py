@@ -9,7 +9,7 @@ from tiny import completion, prompt
 
 from lit_grpo.rewards import FormatReward, FunctionReward, MathReward, Reward
 from lit_grpo.rewards.function import as_reward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.types import Prompt, UserError
 
 CHAT = Prompt(

@@ -8,7 +8,7 @@ from tiny import completion, prompt, unbatched_logprobs
 from lit_grpo.objective import AdvantageConfig, KLTerm, Objective
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rewards import Reward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rewards.steps import tokens_at
 from lit_grpo.types import Outcome, Score
 

@@ -14,7 +14,7 @@ from ddp_trainings import fit_ranks
 from sharded_cases import CASES, TIED
 from small_runs import PROMPTS, Keep, make_module
 
-from lit_grpo.distributed import get_rank
+from lit_grpo.distributed.ranks import get_rank
 from lit_grpo.objective import EntropyTerm, Objective
 from lit_grpo.policy import LoRA, logprobs
 from lit_grpo.policy.named_weights import named_weights

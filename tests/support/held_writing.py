@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 from torch.distributed.checkpoint import FileSystemWriter
 
-from lit_grpo.distributed import get_rank
+from lit_grpo.distributed.ranks import get_rank
 
 
 class HoldWriting(L.Callback):

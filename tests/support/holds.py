@@ -10,7 +10,7 @@ import lightning as L
 from served_engines import launched_servers
 from small_runs import ShareOfLowBytes
 
-from lit_grpo.distributed import get_rank
+from lit_grpo.distributed.ranks import get_rank
 from lit_grpo.rollout import engine
 from lit_grpo.runs.leaving import watchdog
 

@@ -19,7 +19,7 @@ from sharded_cases import SHALLOW, TEACHER
 from sharded_trainings import STRATEGIES
 from small_runs import PROMPTS, Keep, ShareOfLowBytes, make_module
 
-from lit_grpo.distributed import get_rank
+from lit_grpo.distributed.ranks import get_rank
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.rewards import Reward

@@ -7,7 +7,7 @@ from typing import Any
 from tiny import completion, prompt
 
 from lit_grpo.rewards import Reward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.types import Measurements, Score
 
 

@@ -14,7 +14,7 @@ from transformers import (
 
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rewards import ScorerReward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.types import Prompt
 
 TEXTS = ["2", "two, I think", "no", "", "it is 2\n", "a much longer answer: " + "1+1=2 " * 8]

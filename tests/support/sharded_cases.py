@@ -11,7 +11,7 @@ import torch
 from small_runs import ShareOfLowBytes
 from tiny import LLAMA, perturbed, prompt, tiny_policy
 
-from lit_grpo.distributed import get_rank
+from lit_grpo.distributed.ranks import get_rank
 from lit_grpo.objective import (
     CovarianceTerm,
     DistillationTerm,

@@ -37,10 +37,10 @@ from transformers import AttentionInterface
 from worker_processes import wait_until
 
 from lit_grpo.callbacks import Checkpoints
-from lit_grpo.distributed import get_rank
 from lit_grpo.distributed.checkpoints import local_part
 from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
+from lit_grpo.distributed.ranks import get_rank
 from lit_grpo.policy import Policy
 from lit_grpo.policy.model_files import copy_weights
 from lit_grpo.policy.named_weights import named_weights

@@ -4,11 +4,11 @@ from small_runs import fit, make_module
 from tiny import completion, prompt, rollouts, train_batch
 
 from lit_grpo.callbacks import HealthMonitor
-from lit_grpo.diagnostics import truncated_fraction
+from lit_grpo.diagnostics.step import truncated_fraction
 from lit_grpo.objective.advantages import has_signal
 from lit_grpo.objective.loss import TokenLosses
 from lit_grpo.rewards import Reward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.training import metrics as metrics_module
 from lit_grpo.training.batching import trained_rows
 from lit_grpo.training.metrics import (

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from lit_grpo.cli.errors import one_line, place
 from lit_grpo.cli.subject import NotChecked
-from lit_grpo.rewards.scoring import RewardFailed
+from lit_grpo.rewards.scoring.scoring import RewardFailed
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.types import Diverged, UserCodeFailed, UserError
 

@@ -17,7 +17,7 @@ from lit_grpo.cli.rewards.trial import (
     why_not_trained,
 )
 from lit_grpo.cli.subject import NotChecked, Subject
-from lit_grpo.diagnostics import (
+from lit_grpo.diagnostics.step import (
     LIKELY_FRACTION,
     empty_fraction,
     find_failure,

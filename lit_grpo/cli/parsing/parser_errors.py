@@ -25,7 +25,7 @@ from lit_grpo.cli.parsing.value_errors import (
     wrong_type,
 )
 from lit_grpo.data import PromptData
-from lit_grpo.diagnostics import Action
+from lit_grpo.diagnostics.causes import Action
 from lit_grpo.rewards import Reward
 from lit_grpo.rewards.function import constructor_call
 from lit_grpo.types.spelling import did_you_mean

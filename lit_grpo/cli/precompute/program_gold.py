@@ -20,7 +20,7 @@ from lit_grpo.cli.prepare.recipe import Verifier
 from lit_grpo.cli.prepare.rows import PreparedRow
 from lit_grpo.rewards import Reward
 from lit_grpo.rewards.math_answers.extraction import gold_texts
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.types import Completion, Prompt, Score, UserError
 
 ROWS_PER_BATCH = 64

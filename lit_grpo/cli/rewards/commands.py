@@ -16,7 +16,7 @@ from lit_grpo.cli.rewards.prompts import trial_prompts
 from lit_grpo.cli.rewards.rescore import rescore
 from lit_grpo.cli.rewards.trial import try_rewards
 from lit_grpo.data import PromptDataModule, TrainingLoader
-from lit_grpo.rewards.scoring import RewardFailed
+from lit_grpo.rewards.scoring.scoring import RewardFailed
 from lit_grpo.runs.checkpoints.files import read_checkpoint
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.checks.strategies import refuse_unsupported

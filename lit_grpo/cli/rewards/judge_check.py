@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lit_grpo.diagnostics import advice_on, shorten
+from lit_grpo.diagnostics.step import advice_on, shorten
 from lit_grpo.judge import Judge
 from lit_grpo.judge.connection import base_url, secret_variables
 from lit_grpo.rewards import JudgedReward, Reward, RubricAlignmentReward
 from lit_grpo.rewards.judged.base import question_of
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.runs.tables import End, add_numbers, make_table, open_console
 from lit_grpo.types import Completion, Measurements, Prompt, Score, UserError
 

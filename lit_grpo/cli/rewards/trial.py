@@ -19,12 +19,7 @@ from rich.table import Table
 from torch import Tensor
 
 from lit_grpo.cli.errors import print_error
-from lit_grpo.diagnostics import (
-    Failure,
-    find_failure,
-    no_signal,
-    truncated_fraction,
-)
+from lit_grpo.diagnostics.step import Failure, find_failure, no_signal, truncated_fraction
 from lit_grpo.judge.estimate import seconds_of_calls
 from lit_grpo.objective.advantages import group_deviation
 from lit_grpo.rewards import JudgedReward, Reward

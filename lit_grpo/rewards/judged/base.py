@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from lit_grpo.distributed import gather_objects
+from lit_grpo.distributed.ranks import gather_objects
 from lit_grpo.judge import Examiner, Finding, Form, Item, Judge, JudgeTemplate
 from lit_grpo.rewards.reward import Reward, setting_key, started
 from lit_grpo.types import Measurements, Prompt, Score, UserError, check_range

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from uuid import uuid4
 
-from lit_grpo.distributed import gather_objects
+from lit_grpo.distributed.ranks import gather_objects
 from lit_grpo.rollout.scratch import ScratchDirectory
 from lit_grpo.types import setting_error
 

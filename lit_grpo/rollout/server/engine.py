@@ -21,7 +21,7 @@ from lit_grpo.concurrency import (
     take_from,
     wait_for,
 )
-from lit_grpo.distributed import any_failure, gather_objects, get_rank
+from lit_grpo.distributed.ranks import any_failure, gather_objects, get_rank
 from lit_grpo.policy.loading import max_positions
 from lit_grpo.rollout.engine import (
     LOOK_SECONDS,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_grpo.distributed import gather_objects, get_rank
 from lit_grpo.distributed.checkpoints import is_complete
+from lit_grpo.distributed.ranks import gather_objects, get_rank
 from lit_grpo.runs.checkpoints.atomic_save import settle
 from lit_grpo.runs.checkpoints.files import (
     BEST_FILE,

@@ -15,13 +15,13 @@ from typing import Any, BinaryIO
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
-from lit_grpo.distributed import gather_objects, get_rank
 from lit_grpo.distributed.checkpoints import (
     is_sharded,
     local_part,
     read_whole,
     save_sharded,
 )
+from lit_grpo.distributed.ranks import gather_objects, get_rank
 from lit_grpo.runs.checkpoints.atomic_save import (
     forget_earlier,
     manifest_path,

@@ -16,11 +16,12 @@ import psutil
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.diagnostics import StepCounts, count_step, step_number
 from lit_grpo.diagnostics.checks import CHECKS, COMPARED, has_fallen
+from lit_grpo.diagnostics.counts import StepCounts, count_step
 from lit_grpo.diagnostics.observed_step import ObservedStep
-from lit_grpo.distributed import gather_objects
+from lit_grpo.diagnostics.step_log import step_number
 from lit_grpo.distributed.checkpoints import local_part
+from lit_grpo.distributed.ranks import gather_objects
 from lit_grpo.runs.checkpoints.rollback import RollbackHistory, roll_back, step_of
 from lit_grpo.runs.files.events import EventKind, num_finished_steps, record_event
 from lit_grpo.runs.health.rules import Rule, WatchedCause, watch_causes

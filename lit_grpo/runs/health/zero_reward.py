@@ -14,17 +14,11 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.diagnostics import (
-    CAUSES,
-    StepCounts,
-    count_step,
-    how_it_began,
-    is_stale,
-    likely_causes,
-    sample_completions,
-    step_number,
-)
-from lit_grpo.distributed import gather_objects
+from lit_grpo.diagnostics.causes import CAUSES
+from lit_grpo.diagnostics.counts import StepCounts, count_step
+from lit_grpo.diagnostics.step import how_it_began, is_stale, likely_causes, sample_completions
+from lit_grpo.diagnostics.step_log import step_number
+from lit_grpo.distributed.ranks import gather_objects
 from lit_grpo.runs.files.events import record_event
 from lit_grpo.runs.health.monitor import of_all_ranks
 from lit_grpo.stopping import ExitCode, for_this_run, has_taken_last_step, stop_run

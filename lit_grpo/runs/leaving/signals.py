@@ -19,7 +19,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from lit_grpo.distributed import gather_objects
+from lit_grpo.distributed.ranks import gather_objects
 from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
 from lit_grpo.stopping import exit_code_of_signal
 

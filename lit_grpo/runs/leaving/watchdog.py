@@ -12,7 +12,7 @@ from typing import Any, Literal
 import lightning as L
 import torch
 
-from lit_grpo.diagnostics import step_number
+from lit_grpo.diagnostics.step_log import step_number
 from lit_grpo.runs.activity import all_stacks, describe_activity, is_busy, select_gpu
 from lit_grpo.runs.files.events import record_event
 from lit_grpo.runs.leaving.signals import received_signal

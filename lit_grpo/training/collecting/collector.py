@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from operator import or_
 
-from lit_grpo.distributed import gather_objects, get_rank
+from lit_grpo.distributed.ranks import gather_objects, get_rank
 from lit_grpo.objective import AdvantageConfig
 from lit_grpo.objective.advantages import compute_advantages
-from lit_grpo.rewards.scoring import RewardSuite, Scoring
+from lit_grpo.rewards.scoring.scoring import Scoring
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import EngineFailed, RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.training.collecting.generation import load_weights
 from lit_grpo.training.collecting.pending_rollout import (

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from lit_grpo.concurrency import run_in_daemon_thread
-from lit_grpo.rewards.scoring import RewardSuite, Scoring
+from lit_grpo.rewards.scoring.scoring import Scoring
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
 from lit_grpo.training.collecting.generation import generate
 from lit_grpo.types import Completion, EngineBug, Prompt, ScoredCompletion, StageProgress

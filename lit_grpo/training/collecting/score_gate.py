@@ -14,8 +14,8 @@ from typing import NoReturn
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_grpo.distributed import gather_objects
-from lit_grpo.rewards.scoring import RewardFailed, Scoring
+from lit_grpo.distributed.ranks import gather_objects
+from lit_grpo.rewards.scoring.scoring import RewardFailed, Scoring
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training.collecting.score_status import (
     NOT_TRAINED,

@@ -21,7 +21,7 @@ from lit_grpo.cli.rewards.trial import Trial, in_group_deviation, projected_seco
 from lit_grpo.judge import Judge, Limits
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rewards import JudgeReward, MathReward, Reward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.types import Measurements, Score
 
 MINE = """

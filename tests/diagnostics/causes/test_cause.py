@@ -1,4 +1,4 @@
-from lit_grpo.diagnostics import CAUSES
+from lit_grpo.diagnostics.causes import CAUSES
 from lit_grpo.diagnostics.causes.cause import Cause
 
 

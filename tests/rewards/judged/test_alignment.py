@@ -13,7 +13,8 @@ from tiny import completion, prompt
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rewards import RubricAlignmentReward
 from lit_grpo.rewards.judged.alignment import average_ranks, measure, rank_correlation
-from lit_grpo.rewards.scoring import Reasoning, RewardSuite
+from lit_grpo.rewards.scoring.reasoning import Reasoning
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.types import Outcome
 
 QUESTION = "What makes the sky blue?"

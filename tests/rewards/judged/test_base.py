@@ -22,7 +22,7 @@ from worker_processes import wait_until
 
 from lit_grpo.rewards import JudgeReward, RankingReward, RubricReward
 from lit_grpo.rewards.judged.base import agreement, question_of
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.types import Outcome
 
 RUBRIC = [{"criterion": "right", "points": 1}]

@@ -11,7 +11,7 @@ from worker_processes import guards_of
 from lit_grpo.rewards import MathReward
 from lit_grpo.rewards.math_answers.answers import compare
 from lit_grpo.rewards.math_answers.extraction import STOP_MARKERS, find_answer, read_gold
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.types import UserError
 
 HANGS = r"\boxed{\binom{1000000000}{500000000}}"

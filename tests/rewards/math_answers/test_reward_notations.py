@@ -7,7 +7,7 @@ from _benchmark.answers import endings, rewritten_golds
 from tiny import completion, prompt
 
 from lit_grpo.rewards import MathReward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 
 UNREADABLE = r"\binom{1000000000}{500000000}"
 """It takes the parser forever."""

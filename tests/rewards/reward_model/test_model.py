@@ -26,7 +26,7 @@ from transformers import (
 
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rewards import ScorerReward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.types import Outcome
 
 

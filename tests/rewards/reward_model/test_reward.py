@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification
 
 from lit_grpo.rewards import Reward, ScorerReward
 from lit_grpo.rewards.reward_model.reward import _EqualRows, _Row
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.types import Outcome
 
 

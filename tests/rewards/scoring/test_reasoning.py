@@ -17,7 +17,8 @@ from lit_grpo.rewards import (
     RubricAlignmentReward,
     ScorerReward,
 )
-from lit_grpo.rewards.scoring import Reasoning, RewardSuite
+from lit_grpo.rewards.scoring.reasoning import Reasoning
+from lit_grpo.rewards.scoring.suite import RewardSuite
 
 TOKENIZER = qwen_tokenizer()
 REASONING = Reasoning("<think>", "</think>", TOKENIZER)

@@ -10,7 +10,8 @@ from text_rewards import Value, outcomes, texts
 from tiny import completion, prompt
 
 from lit_grpo.rewards import Reward
-from lit_grpo.rewards.scoring import RewardSuite, runners
+from lit_grpo.rewards.scoring import runners
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.types import Outcome, Score
 
 

@@ -6,7 +6,7 @@ from tiny import completion, prompt
 from worker_processes import wait_until
 
 from lit_grpo.rewards import Reward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.types import Completion, Outcome, Score, StageProgress
 
 PROMPTS = [prompt(id="a"), prompt(id="b")]

@@ -4,7 +4,7 @@ import pytest
 from tiny import completion, prompt
 
 from lit_grpo.rewards import Reward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.types import Completion, Outcome
 
 FAILED = Completion.failed("400: the prompt is too long")

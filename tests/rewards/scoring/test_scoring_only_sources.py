@@ -6,13 +6,12 @@ import pytest
 from code_rewards import Longest
 from tiny import completion, prompt
 
-from lit_grpo.diagnostics import find_failure
 from lit_grpo.diagnostics.counts import count_step
-from lit_grpo.diagnostics.step import most_common_failure
+from lit_grpo.diagnostics.step import find_failure, most_common_failure
 from lit_grpo.objective import AdvantageConfig
 from lit_grpo.objective.advantages import compute_advantages
 from lit_grpo.rewards import ProcessReward, Reward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.training.collecting.score_status import score_status
 from lit_grpo.training.metrics import Metrics, add_rollout_metrics
 from lit_grpo.types import Completion, Outcome, UserError

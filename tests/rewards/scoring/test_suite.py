@@ -9,7 +9,8 @@ from text_rewards import AsyncValue, Value, outcomes, texts
 from tiny import completion, prompt
 
 from lit_grpo.rewards import LengthReward, Reward
-from lit_grpo.rewards.scoring import RewardFailed, RewardSuite
+from lit_grpo.rewards.scoring.scoring import RewardFailed
+from lit_grpo.rewards.scoring.suite import RewardSuite
 
 NAN = float("nan")
 

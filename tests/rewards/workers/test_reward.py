@@ -19,7 +19,7 @@ from tiny import LLAMA, completion, prompt
 from worker_processes import guards_of, wait_until
 
 from lit_grpo.rewards import ProcessReward, Reward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.types import UserError
 
 FINE = "value = 1.5"

@@ -9,7 +9,7 @@ from tiny import completion, prompt
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import AdvantageConfig
 from lit_grpo.rewards import Reward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training.collecting.collector import Collector
