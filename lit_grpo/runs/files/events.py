@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lit_grpo.diagnostics.causes import cause_of_exit
 from lit_grpo.diagnostics.errors import cause_of_error
 from lit_grpo.runs.files.event_log import LEAKED, Event, EventKind, append_event, now, read_events
+from lit_grpo.runs.files.secrets import change_without_secrets
 from lit_grpo.stopping import for_this_run, get_stop_reason, how_it_ended, is_step_unfinished
 
 __all__ = ["Event", "EventKind", "EventsFile", "read_events", "record_event"]
@@ -91,7 +92,8 @@ class EventsFile(Callback):
         policy = str(getattr(getattr(pl_module, "policy", None), "path", None) or "")
         directory = str(Path.cwd())
         of_start = {"directory": directory, "held_out": held_out, "policy": policy}
-        record_event(trainer, kind, **of_start, changes=[*getattr(pl_module, "changes", ())])
+        changes = [change_without_secrets(one) for one in getattr(pl_module, "changes", ())]
+        record_event(trainer, kind, **of_start, changes=changes)
         leaked = getattr(data, "leaked", "")
         if leaked and trainer.enable_validation:
             record_event(trainer, "warning", leaked, LEAKED)

@@ -6,7 +6,6 @@ It is made from the trainer and the module, so that it also works without a ``co
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from lit_grpo.runs.checkpoints.files import read_manifest, read_state
 from lit_grpo.runs.checkpoints.resume import enclosing_run
 from lit_grpo.runs.files.config import read_config
 from lit_grpo.runs.files.event_log import read_events
+from lit_grpo.runs.files.secrets import without_secrets
 from lit_grpo.runs.report.history import ACCURACY, load_runs
 from lit_grpo.types import UserError, import_path, plain_value
 
@@ -37,13 +37,6 @@ MODULE_SETTINGS = (
     "seed",
 )  # fmt: skip
 """What a card shows of a run without ``config.yaml``, as far as the module has it."""
-
-SECRET = re.compile(
-    r"(key|token|secret|password|credential|authorization|cookie)s?(\W|_|$)", re.IGNORECASE
-)
-NAMES_A_VARIABLE = re.compile(r"_variable$")
-ADDRESS = re.compile(r"(\w+://)(?:[^/\s@]*@)?([^\s?]*)(?:\?\S*)?")
-REMOVED = "(removed)"
 
 
 def write_model_card(
@@ -92,22 +85,6 @@ def _kept_from_failing() -> Iterator[None]:
         yield
     except Exception as error:
         log.warning("no model card was written (%s: %s)", type(error).__name__, error)
-
-
-def without_secrets(value: Any, key: str = "") -> Any:
-    """Return plain settings without texts that may be secret.
-
-    These are the texts under a key such as ``api_key``, and the logins and queries of addresses.
-    """
-    if isinstance(value, Mapping):
-        return {name: without_secrets(inner, str(name)) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_secrets(inner, key) for inner in value]
-    if not isinstance(value, str):
-        return value
-    if SECRET.search(key) and not NAMES_A_VARIABLE.search(key):
-        return REMOVED
-    return ADDRESS.sub(r"\1\2", value)
 
 
 def _make_card(run_dir: Path, trainer: L.Trainer, module: Any) -> ModelCard:
@@ -219,7 +196,7 @@ def _describe_changes(run_dir: Path) -> str:
     A change is told once, also if a resume from the same checkpoint had to be repeated.
     """
     found = (
-        f"{key} {without_secrets(value, key)} after step {event.step}"
+        f"{key} {value} after step {event.step}"
         for event in read_events(run_dir)
         for key, _, value in (change.partition(": ") for change in event.changes)
         if key.startswith(("model.", "data."))

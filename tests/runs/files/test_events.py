@@ -3,7 +3,7 @@ from __future__ import annotations
 import errno
 
 import pytest
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import Checkpoints, ZeroRewardBreaker
@@ -25,6 +25,15 @@ def test_a_run_that_is_done_has_a_start_and_an_end(tmp_path):
     fit(lambda step: STEP, [EventsFile(tmp_path)], steps=3)
     assert kinds(tmp_path) == [("start", 0), ("done", 3)]
     assert read_events(tmp_path)[-1].message == "done after optimizer step 3: max_steps is reached"
+
+
+def test_a_secret_that_has_changed_is_not_recorded(tmp_path):
+    def give(trainer, module):
+        module.changes = ["model.rewards.0.api_key: sk-1 -> sk-2"]
+
+    fit(lambda step: STEP, [LambdaCallback(on_fit_start=give), EventsFile(tmp_path)], steps=1)
+    told = ["model.rewards.0.api_key: (removed) -> (removed)"]
+    assert read_events(tmp_path)[0].changes == told
 
 
 def test_a_stop_is_recorded_with_its_reason(tmp_path):
