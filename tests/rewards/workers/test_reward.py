@@ -110,7 +110,7 @@ def test_reward_can_be_started_again_after_close():
 TRAINER = r"""
 from code_rewards import RunCode
 from tiny import completion, prompt
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rewards.workers.reward import ProcessReward
 
 suite = RewardSuite([ProcessReward(RunCode(), num_workers=1)])

@@ -20,8 +20,8 @@ from small_runs import make_module, make_trainer
 from tiny import perturbed, prompt, tiny_policy
 from worker_processes import is_alive, wait_until
 
-from lit_grpo import distributed
 from lit_grpo.data import PromptLoader
+from lit_grpo.distributed import ranks as distributed_ranks
 from lit_grpo.rollout import EngineFailed, Launch, Sampling, SGLangEngine, VLLMServerEngine
 from lit_grpo.rollout.server import directory as engine_directory
 from lit_grpo.rollout.server import engine as served_engine
@@ -214,7 +214,7 @@ class ThreadRanks:
 def two_ranks(monkeypatch):
     ranks = ThreadRanks(2)
     monkeypatch.setattr(served_engine, "get_rank", ranks.get_rank)
-    for module in (distributed, served_engine, engine_directory):
+    for module in (distributed_ranks, served_engine, engine_directory):
         monkeypatch.setattr(module, "gather_objects", ranks.gather_objects)
     return ranks
 
