@@ -30,6 +30,8 @@ class GivenRows:
         ]
 
 
+_UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
+"""The name that pyarrow gives to the numbers of a DataFrame's rows, once some are left out."""
 _WHY_NOT = "a dict is one row; of a DatasetDict give a split, as data['train']"
 Source = str | GivenRows
 """A file or dataset as written in a config, or the rows themselves."""
@@ -57,10 +59,6 @@ def as_sources(key: str, given: Any) -> list[Source]:
         rule = "a .jsonl, .parquet or .csv file, a dataset, a list of these, or rows"
         raise setting_error(f"data.{key}", rule, f"{given!r:.80}", _WHY_NOT)
     return [os.fspath(one) for one in items]
-
-
-_UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
-"""The name that pyarrow gives to the numbers of a DataFrame's rows, once some are left out."""
 
 
 def _rows_of_table(key: str, table: Any) -> list[dict[str, Any]]:

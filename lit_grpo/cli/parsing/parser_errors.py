@@ -36,7 +36,6 @@ BEGIN, END = "\x02", "\x03"
 MAPPING = re.compile(r"Unable to load config .*?\n\s*- (?=Parser key)", re.DOTALL)
 """What the parser says of a mapping that it was given as one value, before the key inside it."""
 
-
 SOURCE = r"'(?P<name>\w+)': Namespace\(class_path='[\w.]+MixtureSource'"
 """The name of a source of a mixture where the parser shows what it was given."""
 
@@ -82,10 +81,15 @@ def nested(parser: Any, key: str, match: re.Match[str]) -> str:
         return no_class_path(parser, key, match)  # the class that stands for every kind of data
     name, inner = best["path"].rsplit(".", 1)[-1], best["inner"]
     setting = inner.partition(": no such key")[0]
-    if name == "MixtureData" and setting in inspect.signature(PromptData).parameters:
+    if name == "MixtureData" and _is_of_rows(setting):
         where = f"Each source has its own: set data.sources.NAME.data.{setting}."
         return f"{key}: {name}.{setting}: no such key. {where}"
     return f"{key}: {name}.{inner}{about_settings(best['path'], setting)}"
+
+
+def _is_of_rows(setting: str) -> bool:
+    """Return whether a setting belongs to the data of a source of a mixture."""
+    return setting in inspect.signature(PromptData).parameters
 
 
 def about_settings(path: str, setting: str) -> str:
@@ -106,7 +110,7 @@ def of_source(parser: Any, key: str, match: re.Match[str]) -> str:
     """Reword the error of a source of a mixture, and name the source."""
     source, inner = f"{key}.sources.{match['name']}", match["inner"]
     setting = inner.partition(": no such key")[0]
-    if setting in inspect.signature(PromptData).parameters:
+    if _is_of_rows(setting):
         inner = f"{setting}: no such key. Set {source}.data.{setting}."
     return f"{source}.{inner}"
 
