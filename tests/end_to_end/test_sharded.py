@@ -1,5 +1,6 @@
 """Two real processes that share a policy's weights end with those that DDP ends with."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,6 @@ MIXED = "bf16-mixed"
 EQUALITY = [case for case in sharded_cases.CASES if case != MIXED]
 OBJECTIVES = [*sharded_cases.OBJECTIVES]
 SKIPPING, SFT = [*sharded_cases.SKIPPING], [*sharded_cases.SFT]
-SCALED = ["plain", "lora"]
-"""Cases that go on with another number of ranks."""
 EARLIER = ["ddp", "fsdp2"]
 OTHER_STRATEGY = [("ddp", "fsdp2"), ("fsdp2", "ddp")]
 """The strategy that goes on, and the earlier one."""
@@ -43,7 +42,7 @@ REDUCED_EARLY = {"fsdp2", "kept", "offloaded", "zero2", "zero2 offloaded"}
 enlarges that where a gradient is nearly 0, so that the norms of later steps differ more."""
 OTHER_STAGE = [("zero2", "ddp"), ("zero3", "zero2"), ("zero1", "fsdp2"), ("ddp", "zero3")]
 """The strategy that goes on, and the earlier one, with DeepSpeed in between."""
-SCALED_ZERO = [("plain", "zero1"), ("plain", "zero2"), ("plain", "zero3"), ("lora", "zero3")]
+SCALED_ZERO = [*product(RESUMED[:1], ZERO), (RESUMED[1], "zero3")]
 """Cases that go on with another number of ranks in the same stage."""
 
 
@@ -73,7 +72,11 @@ def trained(importer, tmp_path_factory) -> Path:
     resumed = [("fsdp2", "fsdp2"), *OTHER_STRATEGY]
     names += [f"{case}/{now}:{earlier}:5" for case in RESUMED for now, earlier in resumed]
     names += ["own engine/ddp", "own engine/fsdp2", "undeclared engine/fsdp2"]
-    names += ["shallow/ddp", "compile/fsdp2", "plain/background", "plain/fsdp2:background:5"]
+    names += [
+        "shallow/ddp",
+        "compile/fsdp2",
+        *(f"{RESUMED[0]}/{one}" for one in ("background", "fsdp2:background:5")),
+    ]
     run(importer, directory, 2, *names)
     return directory
 
@@ -82,9 +85,9 @@ def trained(importer, tmp_path_factory) -> Path:
 def other_numbers(importer, trained) -> Path:
     """Return the same directory after runs that went on with another number of ranks."""
     on_one = ("fsdp2:fsdp2:4", "ddp:fsdp2:4", "one")
-    run(importer, trained, 1, *(f"{case}/{training}" for case in SCALED for training in on_one))
+    run(importer, trained, 1, *(f"{case}/{training}" for case in RESUMED for training in on_one))
     on_two = ("fsdp2:one:4", "ddp:one:4")
-    run(importer, trained, 2, *(f"{case}/{training}" for case in SCALED for training in on_two))
+    run(importer, trained, 2, *(f"{case}/{training}" for case in RESUMED for training in on_two))
     return trained
 
 
@@ -265,14 +268,16 @@ def test_a_resumed_run_ends_bit_identically(trained, case):
 
 
 def test_a_checkpoint_written_in_the_background_is_of_its_step(trained):
-    results = load(trained, "plain", "background")
+    results = load(trained, RESUMED[0], "background")
     for rank in results:
         assert not any(rank["is_written"][:3])
     for earlier, later in zip(
-        load(trained, "plain", "fsdp2"), load(trained, "plain", "fsdp2:background:5"), strict=True
+        load(trained, RESUMED[0], "fsdp2"),
+        load(trained, RESUMED[0], "fsdp2:background:5"),
+        strict=True,
     ):
         assert difference(earlier, later) == 0
-    directory = trained / "plain-background"
+    directory = trained / f"{RESUMED[0]}-background"
     assert (directory / "last.ckpt").resolve().name == "step_000005.ckpt"
     for step in (2, 4, 5):
         assert why_unusable(directory / f"step_{step:06d}.ckpt", reads_all=True) == ""
@@ -286,7 +291,7 @@ def test_a_run_goes_on_under_the_other_strategy(trained, case, strategy, earlier
     assert difference(whole, part) < 1e-5
 
 
-@pytest.mark.parametrize("case", SCALED)
+@pytest.mark.parametrize("case", RESUMED)
 def test_a_run_goes_on_with_another_number_of_ranks(other_numbers, case):
     """Completions depend on the number of ranks, so DDP goes on from the same checkpoint."""
     for earlier, num_ranks in (("fsdp2", 1), ("one", 2)):
@@ -365,7 +370,7 @@ def test_a_run_under_deepspeed_goes_on_with_another_number_of_ranks(
 
 @needs_deepspeed
 @pytest.mark.parametrize("strategy", ZERO)
-@pytest.mark.parametrize("case", ["plain", "tied", "lora"])
+@pytest.mark.parametrize("case", ["plain", "tied, checkpointing", "lora with a reference"])
 def test_checkpoints_of_deepspeed_are_whole_and_can_be_exported(zero, case, strategy):
     directory = zero / f"{case}-{strategy}"
     checkpoint = directory / "last.ckpt"

@@ -51,9 +51,11 @@ KILLED = "L::test_a_rank_leaves_when_one_that_it_shares_a_model_with_is_killed"
 CRASH = "M::test_a_machine_that_crashes_ends_the_other"
 
 REFERENCES = [
-    *("reference", "moving reference", "reference in the reward", "lora with a reference"),
-    *("lora with a moving reference", "tied", "checkpointing", "several updates", "padded"),
+    *("files with a reference", "moving reference", "reference in the reward, several updates"),
+    *("lora with a reference", "lora with a moving reference"),
+    *("tied, checkpointing", "padded, entropy"),
 ]
+GOES_ON, GOES_ON_LORA = "moving reference", "lora with a reference"
 SKIPPED = ["a rank without rewards", "not finite", "rolled back"]
 
 
@@ -73,7 +75,7 @@ COVERED: dict[str, tuple[list[str], ...]] = {
         ["test_ddp::test_two_ranks_take_the_step_of_the_union_of_their_rollouts[both-ranks]"],
         *steps(["plain"])[1:],
     ),
-    "LoRA, `HFEngine`": steps(["lora"]),
+    "LoRA, `HFEngine`": steps(["files, lora"]),
     "prompts that rows share": steps(["plain"]),
     "references of every kind": steps(REFERENCES),
     "every [preset]": (
@@ -149,20 +151,23 @@ COVERED: dict[str, tuple[list[str], ...]] = {
     "resume, bit for bit": (
         [f"{LEAVE}[generation]"],
         [
-            *(f"{RESUMED}[{case}]" for case in ("plain", "lora", "moving reference")),
+            *(f"{RESUMED}[{case}]" for case in (GOES_ON, GOES_ON_LORA)),
             "S::test_a_checkpoint_written_in_the_background_is_of_its_step",
         ],
-        with_each(ZERO_RESUMED, ["plain", "lora", "moving reference"], *ZERO),
+        with_each(ZERO_RESUMED, (GOES_ON, GOES_ON_LORA), *ZERO),
     ),
     "resume under another strategy": (
-        [f"{OTHER_STRATEGY}[ddp-fsdp2-plain]", f"{OTHER_STAGE}[ddp-zero3-plain]"],
-        [f"{OTHER_STRATEGY}[fsdp2-ddp-plain]"],
-        [f"{OTHER_STAGE}[{one}-plain]" for one in ("zero1-fsdp2", "zero2-ddp", "zero3-zero2")],
+        [f"{OTHER_STRATEGY}[ddp-fsdp2-{GOES_ON}]", f"{OTHER_STAGE}[ddp-zero3-{GOES_ON}]"],
+        [f"{OTHER_STRATEGY}[fsdp2-ddp-{GOES_ON}]"],
+        [f"{OTHER_STAGE}[{one}-{GOES_ON}]" for one in ("zero1-fsdp2", "zero2-ddp", "zero3-zero2")],
     ),
     "resume with another number of ranks": (
-        [f"{NUM_RANKS}[plain]", f"{ZERO_NUM_RANKS}[plain-zero1]"],
-        [f"{NUM_RANKS}[lora]"],
-        [*with_each(ZERO_NUM_RANKS, ["plain"], *ZERO), f"{ZERO_NUM_RANKS}[lora-zero3]"],
+        [f"{NUM_RANKS}[{GOES_ON}]", f"{ZERO_NUM_RANKS}[{GOES_ON}-zero1]"],
+        [f"{NUM_RANKS}[{GOES_ON_LORA}]"],
+        [
+            *with_each(ZERO_NUM_RANKS, [GOES_ON], *ZERO),
+            f"{ZERO_NUM_RANKS}[{GOES_ON_LORA}-zero3]",
+        ],
     ),
     "resume when sampling ahead": (
         [f"{AHEAD}[ddp]"],

@@ -116,24 +116,23 @@ TIED = LLAMA | {"tie_word_embeddings": True}
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "tied": {"policy": {"architecture": TIED}},
-    "padded": {"policy": {"packing": False}},
-    "checkpointing": {"policy": {"gradient_checkpointing": True}},
-    "reference": {"objective": Objective(kl=KLTerm(coef=0.1))},
+    "tied, checkpointing": {"policy": {"architecture": TIED, "gradient_checkpointing": True}},
+    "padded, entropy": {
+        "policy": {"packing": False},
+        "objective": Objective(entropy=EntropyTerm(coef=0.01), top_entropy_fraction=0.5),
+    },
     "moving reference": {"objective": Objective(kl=MOVING)},
-    "reference in the reward": {"objective": Objective(kl=KLTerm(coef=0.1, place="reward"))},
-    "lora": {"policy": LORA},
+    "reference in the reward, several updates": {
+        "objective": Objective(kl=KLTerm(coef=0.1, place="reward")),
+        "update": UPDATES,
+    },
     "lora with a reference": {"policy": LORA, "objective": Objective(kl=KLTerm(coef=0.1))},
     "lora with a moving reference": {
         "policy": LORA,
         "objective": Objective(kl=KLTerm(coef=0.1, refresh_every=2)),
     },
-    "several updates": {"update": UPDATES},
-    "entropy": {
-        "objective": Objective(entropy=EntropyTerm(coef=0.01), top_entropy_fraction=0.5),
-    },
     "a rank without rewards": {"rewards": [NoRewardOnRank1()]},
-    "files": {
+    "files with a reference": {
         "policy": FROM_FILES,
         "objective": Objective(kl=KLTerm(coef=0.1)),
     },
@@ -141,6 +140,7 @@ CASES: dict[str, dict[str, Any]] = {
     "files, lora": {"policy": FROM_FILES | LORA},
     "bf16-mixed": {"precision": "bf16-mixed"},
 }
+"""Each sets what does not depend on each other together: a training takes seconds."""
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "kl_cov": {
         "objective": Objective(
@@ -183,8 +183,8 @@ SFT: dict[str, dict[str, Any]] = {
     "sft": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5},
     "sft not finite": {"callbacks": [SpoilGradient()]},
 }
-RESUMED = ["plain", "lora", "moving reference"]
-"""Cases that go on from a checkpoint."""
+RESUMED = ["moving reference", "lora with a reference"]
+"""Cases that go on from a checkpoint: all weights, and those of an adapter."""
 SFT_PROMPTS = [prompt(f"{n}+{n}=", id=str(n), answer=str(2 * n) * (n + 1)) for n in range(6)]
 
 
