@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from lit_grpo.data.module import PromptDataModule, Split
-from lit_grpo.data.sources import Row
+from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import UserError, check_range
 
 _MAX_SUMS = 1_000_000

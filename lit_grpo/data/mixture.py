@@ -12,14 +12,14 @@ from itertools import chain
 from operator import or_
 from typing import Any
 
-from lit_grpo.data.adaptive import Adaptive, AdaptiveOrder
-from lit_grpo.data.curriculum import Curriculum, Phase, parse_curriculum, quotas
-from lit_grpo.data.loader import TrainingLoader
+from lit_grpo.data.loading.adaptive import Adaptive, AdaptiveOrder
+from lit_grpo.data.loading.curriculum import Curriculum, Phase, parse_curriculum, quotas
+from lit_grpo.data.loading.loader import TrainingLoader
+from lit_grpo.data.loading.order import RowOrder
+from lit_grpo.data.loading.stream import PromptStream
 from lit_grpo.data.module import PromptDataModule, Split, Unlisted, make_order
-from lit_grpo.data.order import RowOrder
-from lit_grpo.data.prepared import Holdout
-from lit_grpo.data.sources import Row
-from lit_grpo.data.stream import PromptStream
+from lit_grpo.data.rows.prepared import Holdout
+from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import Prompt, UserError, check_range, check_type, setting_error
 
 logger = logging.getLogger("lit_grpo")

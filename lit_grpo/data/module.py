@@ -13,18 +13,18 @@ from typing import Any, Literal, cast
 
 from lightning.pytorch import LightningDataModule
 
-from lit_grpo.data.curriculum import Curriculum, Phase
-from lit_grpo.data.lazy_prompts import LazyPrompts
-from lit_grpo.data.leaked import describe_leaked
-from lit_grpo.data.loader import PromptLoader, TrainingLoader
-from lit_grpo.data.mapped import MappedRows
-from lit_grpo.data.mixture_loader import MixtureLoader
-from lit_grpo.data.order import RowOrder, TableOrder
-from lit_grpo.data.prepared import Holdout, marks_of, prompts_hash
-from lit_grpo.data.prompts import PromptFormat, build_prompts
-from lit_grpo.data.repeated import describe_repeated
-from lit_grpo.data.sources import Row
-from lit_grpo.data.stream import PromptStream, StreamOrder
+from lit_grpo.data.loading.curriculum import Curriculum, Phase
+from lit_grpo.data.loading.leaked import describe_leaked
+from lit_grpo.data.loading.loader import PromptLoader, TrainingLoader
+from lit_grpo.data.loading.mixture_loader import MixtureLoader
+from lit_grpo.data.loading.order import RowOrder, TableOrder
+from lit_grpo.data.loading.stream import PromptStream, StreamOrder
+from lit_grpo.data.prompts.lazy_prompts import LazyPrompts
+from lit_grpo.data.prompts.prompt_format import PromptFormat, build_prompts
+from lit_grpo.data.prompts.repeated import describe_repeated
+from lit_grpo.data.rows.mapped import MappedRows
+from lit_grpo.data.rows.prepared import Holdout, marks_of, prompts_hash
+from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import Prompt, Tokenizer, UserError, check_range, check_value
 
 logger = logging.getLogger("lit_grpo")

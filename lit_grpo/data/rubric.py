@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from lit_grpo.data.columns import list_rows
-from lit_grpo.data.mapped import MappedRows
 from lit_grpo.data.module import Split
 from lit_grpo.data.prompt_data import PromptData
-from lit_grpo.data.scored_answers import ScoredAnswers, read_scored_answers
-from lit_grpo.data.sources import Row
+from lit_grpo.data.rows.columns import list_rows
+from lit_grpo.data.rows.mapped import MappedRows
+from lit_grpo.data.rows.scored_answers import ScoredAnswers, read_scored_answers
+from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import UserError, check_range
 
 RUBRIC_TEMPLATE = """\

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, cast
 
+from lit_grpo.data.loading.order import MAX_BUILT_AT_START
+from lit_grpo.data.loading.stream import PromptStream
 from lit_grpo.data.module import Split, Unlisted
-from lit_grpo.data.order import MAX_BUILT_AT_START
-from lit_grpo.data.prepared import Holdout
 from lit_grpo.data.prompt_data import PromptData
-from lit_grpo.data.sources import Row, open_dataset
-from lit_grpo.data.stream import PromptStream
+from lit_grpo.data.rows.hf_datasets import open_dataset
+from lit_grpo.data.rows.prepared import Holdout
+from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import Prompt, Tokenizer, check_range, setting_error
 
 

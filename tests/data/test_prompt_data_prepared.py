@@ -9,8 +9,8 @@ from prepared_data import open_row, verifiable_row, write_prepared
 
 from lit_grpo.cli.prepare.write import add_columns
 from lit_grpo.data import MixtureData, MixtureSource, PromptData, RubricData, prompt_data
-from lit_grpo.data.mapped import MappedRows
-from lit_grpo.data.prepared import find_prepared
+from lit_grpo.data.rows.mapped import MappedRows
+from lit_grpo.data.rows.prepared import find_prepared
 from lit_grpo.types import UserError
 
 SIZES = {"num_train": 6, "num_validation": 2, "num_holdout": 2}

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lit_grpo.data.prepared import text_hash
+from lit_grpo.data.rows.prepared import text_hash
 
 SCHEMA = pa.schema(
     {

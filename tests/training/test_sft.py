@@ -9,8 +9,8 @@ from small_runs import make_trainer
 from tiny import LLAMA, prompt
 
 from lit_grpo.data import PromptLoader
-from lit_grpo.data.prompts import PromptFormat, build_prompts
-from lit_grpo.data.sources import read_rows
+from lit_grpo.data.prompts.prompt_format import PromptFormat, build_prompts
+from lit_grpo.data.rows.sources import read_rows
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.stopping import ExitCode, get_stop_reason

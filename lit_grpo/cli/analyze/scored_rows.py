@@ -13,7 +13,7 @@ from typing import Any
 from lit_grpo.cli.prepare.fingerprint import PREFIX, read_scale
 from lit_grpo.cli.prepare.gold_cache import PROGRAM, CheckedAnswers, JudgeVotes
 from lit_grpo.cli.prepare.join_gold import QUESTION_DIGITS
-from lit_grpo.data.prepared import PreparedDir, find_prepared
+from lit_grpo.data.rows.prepared import PreparedDir, find_prepared
 from lit_grpo.runs.files.completions import files_by_step, read_completions, split_groups
 from lit_grpo.types import UserError, list_some
 

@@ -24,7 +24,7 @@ from lit_grpo.cli.estimate.setup import Setup
 from lit_grpo.cli.plan.remedies import ADAPTER, find_remedy
 from lit_grpo.cli.plan.report import Plan, print_plan, to_json
 from lit_grpo.cli.subject import Once, Subject
-from lit_grpo.data.loader import check_sizes
+from lit_grpo.data.loading.loader import check_sizes
 from lit_grpo.policy.lora import LoRA
 from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.stopping import ExitCode

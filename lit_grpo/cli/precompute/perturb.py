@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
-from lit_grpo.data.prepared import normalised_text
+from lit_grpo.data.rows.prepared import normalised_text
 
 NUMBER = re.compile(r"(?<![\d.])-?\d+(?:,\d{3})*(?:\.\d+)?", re.ASCII)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from lit_grpo.cli.prepare.rows import PreparedRow
-from lit_grpo.data.columns import contradict
-from lit_grpo.data.prepared import normalised_text
+from lit_grpo.data.rows.columns import contradict
+from lit_grpo.data.rows.prepared import normalised_text
 
 WORDS = 5
 """Length of the sequences of words that are compared."""

@@ -21,7 +21,7 @@ from lit_grpo.cli.prepare.write import (
     warmup_config,
     write_prepared,
 )
-from lit_grpo.data.prepared import HOLDOUT_IDS, Holdout, read_held_out
+from lit_grpo.data.rows.prepared import HOLDOUT_IDS, Holdout, read_held_out
 from lit_grpo.types import UserError, list_some
 
 NOT_SCORED = "gold not cached"

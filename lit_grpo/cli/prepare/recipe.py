@@ -17,7 +17,7 @@ from lit_grpo.cli.commands import BUNDLED, RECIPES
 from lit_grpo.cli.parsing.configs import read_config
 from lit_grpo.cli.parsing.parser_errors import explain
 from lit_grpo.cli.parsing.strict import StrictParser
-from lit_grpo.data.curriculum import parse_curriculum
+from lit_grpo.data.loading.curriculum import parse_curriculum
 from lit_grpo.judge import Judge
 from lit_grpo.types import UserError, check_range, setting_error
 from lit_grpo.types.spelling import did_you_mean

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from lit_grpo.cli.prepare.recipe import Recipe
 from lit_grpo.cli.prepare.rows import PreparedRow
-from lit_grpo.data.prepared import Holdout
+from lit_grpo.data.rows.prepared import Holdout
 from lit_grpo.types import UserError
 
 SPLITS = ("train", "validation", "holdout")

@@ -21,8 +21,8 @@ import yaml
 from lit_grpo import __version__
 from lit_grpo.cli.prepare.recipe import Gold, Recipe
 from lit_grpo.cli.prepare.rows import PreparedRow
-from lit_grpo.data.prepared import FORMAT, HOLDOUT_IDS, MANIFEST, PreparedDir
-from lit_grpo.data.schema import find_schema, write_parquet
+from lit_grpo.data.rows.prepared import FORMAT, HOLDOUT_IDS, MANIFEST, PreparedDir
+from lit_grpo.data.rows.schema import find_schema, write_parquet
 from lit_grpo.types import UserError
 from lit_grpo.types.atomic import replacing
 from lit_grpo.types.errors import is_disk_full

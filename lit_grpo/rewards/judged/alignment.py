@@ -29,7 +29,7 @@ from lit_grpo.types import (
 )
 
 if TYPE_CHECKING:
-    from lit_grpo.data.scored_answers import ScoredAnswers
+    from lit_grpo.data.rows.scored_answers import ScoredAnswers
 
 ENOUGH_DEVIATION = 0.2
 """Standard deviation of the scores (0 to 1) below which a rubric barely distinguishes answers."""
@@ -176,7 +176,7 @@ class RubricAlignmentReward(JudgedReward):
         if not isinstance(question, str) or not question.strip():
             raise ValueError(f"{self.question_column} is {question!r}, not a string")
         # Not at the top, since `lit_grpo.data` imports Lightning, which slows worker processes.
-        from lit_grpo.data.scored_answers import read_scored_answers
+        from lit_grpo.data.rows.scored_answers import read_scored_answers
 
         return question, read_scored_answers(prompt.columns, self.answers_column, self.gold_column)
 

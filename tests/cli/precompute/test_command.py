@@ -19,7 +19,7 @@ from stored_answers import (
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.prepare.recipe import known_recipes, read_recipe
-from lit_grpo.data.prepared import find_prepared
+from lit_grpo.data.rows.prepared import find_prepared
 
 
 def test_every_answer_gets_its_votes_and_prepare_joins_their_mean_and_spread(server, capsys):

@@ -13,7 +13,7 @@ from paths import ROOT
 from stored_answers import GRADES
 
 from lit_grpo.__main__ import main
-from lit_grpo.data.prepared import find_prepared
+from lit_grpo.data.rows.prepared import find_prepared
 
 GUIDE = ROOT / "docs/guides/data.md"
 

@@ -26,7 +26,7 @@ from worker_processes import is_pending, wait_until
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.precompute.judge_gold import with_share
-from lit_grpo.data.prepared import find_prepared
+from lit_grpo.data.rows.prepared import find_prepared
 from lit_grpo.judge import Judge, Limits, Price
 
 

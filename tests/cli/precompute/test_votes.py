@@ -19,7 +19,7 @@ from lit_grpo.cli.prepare.gold_cache import JudgeVotes
 from lit_grpo.cli.prepare.join_gold import vote_key
 from lit_grpo.cli.prepare.recipe import Gold
 from lit_grpo.cli.prepare.rows import PreparedRow
-from lit_grpo.data.prepared import find_prepared
+from lit_grpo.data.rows.prepared import find_prepared
 
 
 def row(number, *answers, **columns):

@@ -13,7 +13,7 @@ from lit_grpo.__main__ import main
 from lit_grpo.cli.file_options import parse_options
 from lit_grpo.cli.prepare.command import _cache, _order
 from lit_grpo.cli.prepare.recipe import read_recipe
-from lit_grpo.data.prepared import find_prepared
+from lit_grpo.data.rows.prepared import find_prepared
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import yaml
 from prepared_data import open_row
 
 from lit_grpo.__main__ import main
-from lit_grpo.data import json_lines
+from lit_grpo.data.rows import json_lines
 
 
 def lines(path, *rows):

@@ -7,7 +7,7 @@ import huggingface_hub
 import pytest
 
 from lit_grpo.__main__ import main
-from lit_grpo.data.prepared import find_prepared
+from lit_grpo.data.rows.prepared import find_prepared
 
 
 def write_sums(count, name="sums.jsonl"):

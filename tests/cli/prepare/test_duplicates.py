@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lit_grpo.cli.prepare.duplicates import exact_copies, near_copies
 from lit_grpo.cli.prepare.rows import PreparedRow
-from lit_grpo.data.prepared import text_hash
+from lit_grpo.data.rows.prepared import text_hash
 
 WORDS = [f"word{number}" for number in range(60)]
 

@@ -20,7 +20,7 @@ from lit_grpo.cli.prepare.pipeline import PrepareOptions, run
 from lit_grpo.cli.prepare.recipe import Duplicates, Recipe, RecipeSource, known_recipes, read_recipe
 from lit_grpo.cli.prepare.rows import PreparedRow
 from lit_grpo.cli.prepare.write import add_columns
-from lit_grpo.data.prepared import find_prepared
+from lit_grpo.data.rows.prepared import find_prepared
 from lit_grpo.types import UserError
 
 GSM8K = ROOT.parent / "shared/data/gsm8k/train.jsonl"

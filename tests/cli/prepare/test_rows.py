@@ -6,8 +6,8 @@ import pytest
 
 from lit_grpo.cli.prepare.recipe import RecipeSource
 from lit_grpo.cli.prepare.rows import UnusableRow, to_prepared, with_ids
-from lit_grpo.data.prepared import text_hash
-from lit_grpo.data.sources import Row
+from lit_grpo.data.rows.prepared import text_hash
+from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import UserError
 
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}

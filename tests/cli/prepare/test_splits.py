@@ -11,7 +11,7 @@ import pytest
 from lit_grpo.cli.prepare.recipe import Recipe, RecipeSource
 from lit_grpo.cli.prepare.rows import PreparedRow
 from lit_grpo.cli.prepare.splits import Sizes, in_order, limit, split
-from lit_grpo.data.prepared import Holdout, text_hash
+from lit_grpo.data.rows.prepared import Holdout, text_hash
 from lit_grpo.types import UserError
 
 WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}

@@ -10,9 +10,9 @@ from tiny import prompt
 
 from lit_grpo.cli.rewards.prompts import trial_prompts
 from lit_grpo.data import PromptLoader
-from lit_grpo.data.curriculum import Curriculum, Phase
-from lit_grpo.data.mixture_loader import MixtureLoader
-from lit_grpo.data.order import TableOrder
+from lit_grpo.data.loading.curriculum import Curriculum, Phase
+from lit_grpo.data.loading.mixture_loader import MixtureLoader
+from lit_grpo.data.loading.order import TableOrder
 
 
 def mixture(sizes: dict[str, int], **weights: float) -> MixtureLoader:

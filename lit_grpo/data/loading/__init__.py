@@ -1,0 +1,1 @@
+"""Load prompts in a deterministic order whose position can be saved."""

@@ -1,0 +1,264 @@
+"""Batch prompts in an order that seed and epoch determine, with a position that can be saved.
+
+Every rank gets its share of the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_grpo.data.loading.contents import describe_rows
+from lit_grpo.types import GroupResult, Prompt, UserError
+
+Order = NDArray[np.integer[Any]]
+"""Indices of prompts."""
+
+
+class TrainingLoader(Protocol):
+    """What a training asks of its loader: a sized, stateful iterable of ``list[Prompt]``.
+
+    Every rank has one with the same state, and gets its share of the same batches.
+    """
+
+    batch_size: int
+    """Prompts per batch, over all ranks."""
+    sources: tuple[str, ...] = ()
+    """The sources of a mixture; empty without one."""
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch. Lightning would read ahead without it."""
+
+    def __iter__(self) -> Iterator[list[Prompt]]: ...
+
+    def take(self, needed: Mapping[str, int]) -> dict[str, list[Prompt]]:
+        """Return extra prompts for this rank by source; the next batch starts after them.
+
+        Every rank must call this with the same numbers.
+        """
+
+    def peek(self, number: int) -> list[Prompt]:
+        """Return this rank's share of an upcoming batch, 1 for the next, without taking it."""
+
+    def rewind(self) -> None:
+        """Undo the last batch and every `take` since, so that they come again."""
+
+    @property
+    def num_prompts(self) -> int:
+        """The number of prompts to train on."""
+
+    def some_prompts(self) -> Sequence[Prompt]:
+        """Return the prompts that a run is checked with at its start.
+
+        These are all that are in memory, or a few thousand spread over data that are not.
+        """
+
+    def find(self, ids: Collection[str]) -> dict[str, Prompt]:
+        """Return the prompts with these ids; skip ids that are no longer in the data."""
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Source of a mixture -> its share of the last batch, before one of the first."""
+        return {}
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the order depends on results."""
+        return False
+
+    def record(self, results: Sequence[GroupResult]) -> None:
+        """Record the results of a finished step from all ranks, in their order."""
+        return
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the last batch was made of, for the metrics of its step."""
+        return {}
+
+    def settings(self) -> dict[str, Any]:
+        """Return what decides which prompts come when, as plain values by name."""
+        return {"prompts_per_step": self.batch_size}
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next batch be the one after the state was saved."""
+
+
+class PromptLoader(TrainingLoader):
+    """A loader of prompts that are in memory.
+
+    All ranks get the same number of batches. Each batch is a contiguous, nearly equal part of the
+    same ``batch_size`` prompts.
+
+    In training, one iteration is one epoch; its incomplete last batch is dropped, and the next
+    iteration is the next epoch. An interrupted iteration continues in the next one, and so does a
+    loaded state. The next batch therefore depends only on (seed, epoch, position), no matter how
+    often a trainer creates an iterator or where it ends its own epochs.
+
+    In validation, every iteration starts from the beginning in the given order and yields each
+    prompt exactly once. A last batch with fewer prompts than ranks is merged into the one before,
+    so that no rank ever gets an empty batch.
+
+    Args:
+        prompts: The same prompts in the same order on every rank.
+        batch_size: Prompts per batch, over all ranks.
+        seed: Seed of the permutation of each epoch.
+        rank: Rank of this process.
+        world_size: Number of processes.
+        training: Whether to iterate as in training rather than as in validation.
+        shuffle: Train on the permutation of (seed, epoch) rather than in the given order.
+        epoch_limit: Length of a training epoch in batches (int) or as a fraction of all batches
+            (float), like ``Trainer.limit_train_batches``. ``len`` stays that of a whole epoch
+            because the trainer applies its limit to it.
+
+    Raises:
+        UserError: there are too few prompts for one batch, or the ranks cannot share a batch.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        batch_size: int,
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        training: bool = True,
+        shuffle: bool = True,
+        epoch_limit: int | float = 1.0,
+    ) -> None:
+        self.prompts = prompts
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.training = training
+        self.shuffle = shuffle and training
+        self.epoch = 0
+        self.position = 0
+        self._before_batch = self.state_dict()
+        self._min_batch_size = batch_size if training else world_size
+        check_sizes(batch_size, world_size, len(prompts), training=training)
+        limit = epoch_limit if isinstance(epoch_limit, int) else int(len(self) * epoch_limit)
+        is_limited = training and 0 < limit < len(self)
+        self._epoch_size = limit * batch_size if is_limited else len(prompts)
+
+    def __len__(self) -> int:
+        """Return the number of batches of a whole epoch, the same on every rank."""
+        full, rest = divmod(len(self.prompts), self.batch_size)
+        return full + (rest >= self._min_batch_size)
+
+    def __iter__(self) -> Iterator[list[Prompt]]:
+        if not self.training:
+            self.position = 0
+        epoch, order = self.epoch, self._order()
+        while self.epoch == epoch:
+            self._before_batch = self.state_dict()
+            yield self._take_until(self._next_stop(), order)
+
+    def take(self, needed: Mapping[str, int]) -> dict[str, list[Prompt]]:
+        """Return extra prompts for this rank: the next ones, whatever source is named.
+
+        There are at most as many as its share of a batch. If the epoch has too few prompts left,
+        they come from the next one.
+        """
+        return {source: self._take(number) for source, number in needed.items()}
+
+    def _take(self, num_prompts: int) -> list[Prompt]:
+        num_over_ranks = num_prompts * self.world_size
+        if self._epoch_size - self.position < num_over_ranks:
+            self.epoch, self.position = self.epoch + 1, 0
+        return self._take_until(self.position + num_over_ranks, self._order())
+
+    def peek(self, number: int) -> list[Prompt]:
+        state, before = self.state_dict(), self._before_batch
+        for _ in range(number):
+            prompts = self._take_until(self._next_stop(), self._order())
+        self.load_state_dict(state)
+        self._before_batch = before
+        return prompts
+
+    def rewind(self) -> None:
+        self.load_state_dict(self._before_batch)
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompts)
+
+    def some_prompts(self) -> Sequence[Prompt]:
+        """Return all prompts."""
+        return self.prompts
+
+    def find(self, ids: Collection[str]) -> dict[str, Prompt]:
+        wanted = set(ids)
+        return {prompt.id: prompt for prompt in self.prompts if prompt.id in wanted}
+
+    def settings(self) -> dict[str, Any]:
+        """Return the seed and the rows, too, whose order depends on all of them."""
+        return super().settings() | {"seed": self.seed, "rows": describe_rows(self.prompts)}
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch, and how many of its prompts all ranks together have taken."""
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Let the next iteration continue where the state was saved."""
+        self.epoch = state["epoch"]
+        self._advance(state["position"])
+
+    def _take_until(self, stop: int, order: Order) -> list[Prompt]:
+        """Return this rank's share of the prompts from here to a position, and move there."""
+        start = self.position
+        # Advance first: a state saved while the caller uses these prompts must point past them.
+        self._advance(stop)
+        return [self.prompts[i] for i in self._share(order[start:stop])]
+
+    def _advance(self, position: int) -> None:
+        """Move to a position, or to the next epoch if no batch is left after it."""
+        if self._epoch_size - position < self._min_batch_size:
+            self.epoch, self.position = self.epoch + 1, 0
+        else:
+            self.position = position
+
+    def _next_stop(self) -> int:
+        stop = self.position + self.batch_size
+        is_last = self._epoch_size - stop < self._min_batch_size
+        return self._epoch_size if is_last and not self.training else stop
+
+    def _order(self) -> Order:
+        if not self.shuffle:
+            return np.arange(len(self.prompts))
+        return np.random.default_rng((self.seed, self.epoch)).permutation(len(self.prompts))
+
+    def _share(self, batch: Order) -> Order:
+        first, last = (len(batch) * rank // self.world_size for rank in (self.rank, self.rank + 1))
+        return batch[first:last]
+
+
+def check_sizes(
+    batch_size: int, world_size: int, num_prompts: int | None, *, training: bool
+) -> None:
+    """Check that every process gets an equal share of a batch.
+
+    Args:
+        num_prompts: None if it is not known.
+
+    Raises:
+        UserError: the processes cannot share a batch, or there are too few prompts for one.
+    """
+    if batch_size < 1 or batch_size % world_size:
+        name = "prompts_per_step" if training else "validation_batch_size"
+        raise UserError(
+            f"{name} must be a positive multiple of {world_size}, the number of processes, got "
+            f"{batch_size} (each takes an equal share). Set data.{name}."
+        )
+    needed = batch_size if training else world_size
+    if num_prompts is not None and num_prompts < needed:
+        fix = "lower data.prompts_per_step" if training else "use fewer processes"
+        raise UserError(
+            f"too few prompts: {num_prompts}; one batch on {world_size} process(es) needs {needed} "
+            f"(every process needs a share). Provide more rows, or {fix}."
+        )

@@ -1,0 +1,1 @@
+"""Read rows from files and datasets, and find values in them."""

@@ -1,0 +1,175 @@
+"""Which columns hold the prompt, the gold answer and the id, and what happens without them."""
+
+import math
+
+import pytest
+
+from lit_grpo.data import Row
+from lit_grpo.data.rows.columns import answer_place, gold_answers, prompt_id, prompt_value
+
+
+def row(number: int = 1, source: str = "t.jsonl", **columns) -> Row:
+    return Row(source=source, number=number, id=f"t:{number}", columns=columns)
+
+
+def gold(*rows: Row, required: bool = True, **mapping: str) -> list[str | None]:
+    return gold_answers(rows, mapping, required=required)
+
+
+def test_layouts_are_recognised_from_the_columns():
+    messages = [{"role": "user", "content": "2+2?"}]
+    verl = row(prompt=messages, reward_model={"style": "rule", "ground_truth": "4"})
+    assert (prompt_value(verl, {}), gold(verl)) == (messages, ["4"])
+    plain = row(prompt="2+2?", question="two plus two?", answer=4)
+    assert (prompt_value(plain, {}), gold(plain)) == ("2+2?", ["4"])
+    gsm8k = row(question="2+2?", answer="Count.\n#### 4")
+    assert (prompt_value(gsm8k, {}), gold(gsm8k)) == ("2+2?", ["4"])
+
+
+def test_a_mapping_overrides_the_layout_and_reaches_into_nested_columns():
+    both = row(prompt="a", problem="b", answer="1", info={"gold": {"value": "2"}, "uid": 7})
+    mapping = {"prompt": "problem", "answer": "info.gold.value", "id": "info.uid"}
+    assert prompt_value(both, mapping) == "b"
+    assert gold(both, answer=mapping["answer"]) == ["2"]
+    assert prompt_id(both, mapping) == "7"
+    assert prompt_id(both, {}) == "t:1"
+    assert gold(both, prompt="problem") == ["1"]
+
+
+def test_a_column_with_a_dot_in_its_name_is_found_before_a_nested_one():
+    assert gold(row(prompt="a", a={"b": "nested"}, **{"a.b": "flat"}), answer="a.b") == ["flat"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("Sum.\n#### 72", "72"),
+        ("Sum.\n#### 1,080", "1080"),
+        ("#### -2,125,000 ", "-2125000"),
+        ("#### (1, 2)", "(1, 2)"),
+        ("#### Title\nand then text", "#### Title\nand then text"),
+        ("1,080", "1,080"),
+    ],
+)
+def test_the_gold_is_the_text_after_the_mark_of_gsm8k_without_thousands_commas(answer, expected):
+    assert gold(row(question="q", answer=answer)) == [expected]
+
+
+def test_an_answer_without_the_mark_counts_as_null_in_a_file_where_others_have_it():
+    rows = [row(1, question="q", answer="#### 4"), row(2, question="q", answer="forgotten")]
+    with pytest.raises(ValueError, match=r"1 of 2 rows have no gold .*: t\.jsonl, row 2 "):
+        gold(*rows)
+
+
+def test_a_mark_in_one_file_does_not_affect_another():
+    rows = [row(question="q", answer="#### 4"), row(source="u.csv", question="q", answer="five")]
+    assert gold(*rows) == ["4", "five"]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (72, "72"),
+        (72.0, "72"),
+        (0.5, "0.5"),
+        (["1", "½"], '["1", "½"]'),
+        (False, "False"),
+        (0, "0"),
+    ],
+)
+def test_gold_answers_become_text(value, expected):
+    assert gold(row(prompt="p", answer=value)) == [expected]
+
+
+@pytest.mark.parametrize("null", [None, math.nan, "", "  "])
+def test_rows_with_null_golds_are_counted_and_named_together_with_the_fix(null):
+    rows = [row(n, prompt="p", answer=null if n > 1 else "1") for n in range(1, 9)]
+    with pytest.raises(ValueError, match="7 of 8 rows have no gold answer in 'answer'") as error:
+        gold(*rows)
+    assert "t.jsonl, row 2; t.jsonl, row 3" in str(error.value)
+    assert "t.jsonl, row 6; and 2 more" in str(error.value)
+    assert "data.require_answer: false" in str(error.value)
+    assert gold(*rows, required=False) == ["1"] + [None] * 7
+
+
+def test_rows_without_an_answer_column_are_refused_unless_none_is_required():
+    with pytest.raises(ValueError, match=r"in any column \(prompt, solution\).*\{answer: NAME\}"):
+        gold(row(prompt="p", solution="4"))
+    assert gold(row(prompt="p"), required=False) == [None]
+
+
+def test_a_mapped_answer_column_that_no_row_has_is_refused_even_if_no_answer_is_required():
+    with pytest.raises(ValueError, match=r"row 1 has no column 'anser' \(did you mean 'answer'\?"):
+        gold(row(prompt="p", answer="1"), required=False, answer="anser")
+
+
+def test_a_missing_prompt_column_is_refused_with_the_columns_that_exist():
+    with pytest.raises(ValueError, match=r"t\.jsonl, row 3 has no column that is recognised as"):
+        prompt_value(row(3, problem="p", answer="1"), {})
+    with pytest.raises(ValueError, match=r"no column 'qestion' \(did you mean 'question'\?\); it"):
+        prompt_value(row(question="p", answer="1"), {"prompt": "qestion"})
+
+
+@pytest.mark.parametrize(("value", "got"), [(None, "nothing"), ([], "nothing"), (3, "the int 3")])
+def test_a_prompt_that_is_neither_text_nor_messages_is_refused(value, got):
+    with pytest.raises(ValueError, match=rf"jsonl, row 2: the prompt column 'prompt' .* got {got}"):
+        prompt_value(row(2, prompt=value), {})
+
+
+def test_a_null_id_and_a_missing_id_column_are_refused():
+    with pytest.raises(ValueError, match="row 1: the id column 'uid' is null"):
+        prompt_id(row(prompt="p", uid=None), {"id": "uid"})
+    with pytest.raises(ValueError, match="row 1 has no column 'udi' .did you mean 'uid'"):
+        prompt_id(row(prompt="p", uid=1), {"id": "udi"})
+
+
+def test_a_list_of_answers_becomes_one_of_texts():
+    rows = [row(prompt="a", answer=["1/2", 0.5]), row(prompt="b", answer=[3])]
+    assert gold(*rows) == ['["1/2", "0.5"]', '["3"]']
+    with pytest.raises(ValueError, match="1 of 1 rows have no gold answer"):
+        gold(row(prompt="a", answer=[]))
+
+
+@pytest.mark.parametrize("answer", [b"\xff1", {"v": 0}, [["1"]], ["1", None], [b"1"]])
+def test_an_answer_that_is_no_text_is_refused_with_its_row_and_column(answer):
+    with pytest.raises(ValueError, match=r"t\.jsonl, row 2: the answer column 'gold' must hold"):
+        gold(row(1, prompt="a", gold="1"), row(2, prompt="a", gold=answer), answer="gold")
+
+
+@pytest.mark.parametrize("value", [b"a", {"a": 1}, ["a"]])
+def test_an_id_that_is_no_text_is_refused(value):
+    with pytest.raises(ValueError, match="row 1: an id must be text or a number, got the"):
+        prompt_id(row(prompt="p", uid=value), {"id": "uid"})
+
+
+def test_messages_are_suggested_as_the_prompt_but_not_taken():
+    messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    with pytest.raises(ValueError, match=r"Set data\.columns: \{prompt: messages\}\.$"):
+        prompt_value(row(messages=messages[:1], answer="4"), {})
+    last = r"The last turn of messages is the assistant's: move its text from there to a column ans"
+    with pytest.raises(ValueError, match=rf"Set data\.columns: \{{prompt: messages\}}\. {last}"):
+        prompt_value(row(messages=messages, answer="4"), {})
+    with pytest.raises(ValueError, match=rf"\{{prompt: messages, answer: NAME\}}.* {last}"):
+        gold(row(messages=messages))
+
+
+def test_columns_with_spaces_and_capitals_are_quoted_and_a_missing_prompt_is_named_as_well():
+    with pytest.raises(
+        ValueError, match=r"\('Prompt', ' Answer'\), and no column .* the prompt"
+    ) as error:
+        gold(row(Prompt="1+1=", **{" Answer": "2"}))
+    assert 'data.columns: {prompt: "Prompt", answer: " Answer"}' in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "columns", "place"),
+    [
+        ("1080", {"question": "q", "answer": "Sum.\n#### 1,080"}, "column answer, after ####"),
+        ("4", {"level": 4, "answer": "4"}, "column answer"),
+        ("4", {"reward_model": {"ground_truth": 4}}, "column reward_model.ground_truth"),
+        ('["1/2", "0.5"]', {"prompt": "q", "gold": ["1/2", "0.5"]}, "column gold"),
+        ("4", {"prompt": "2+2?", "info": {"gold": "4"}}, ""),
+    ],
+)
+def test_the_place_of_a_gold_answer_is_found(answer, columns, place):
+    assert answer_place(answer, columns) == place
