@@ -13,7 +13,7 @@ from lit_grpo.cli.parsing.parser import Parser
 from lit_grpo.cli.places import check_place
 from lit_grpo.policy import Policy
 from lit_grpo.runs.export import load_alone, refuse_files, write_model
-from lit_grpo.runs.trainer import silence_chatter
+from lit_grpo.runs.logged_run import silence_chatter
 from lit_grpo.types import UserError
 
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.rewards.commands import read_prompts
 from lit_grpo.data import TrainingLoader
-from lit_grpo.policy.loading import max_positions
+from lit_grpo.policy.files.loading import max_positions
 from lit_grpo.rewards import JudgedReward, ProcessReward, Reward
 from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.runs.checkpoints.schedule import Checkpoints

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_grpo.distributed.deepspeed_checkpoints import Training
-from lit_grpo.policy.model_source import refuse_other_shape
+from lit_grpo.policy.files.model_source import refuse_other_shape
 from lit_grpo.policy.sharding import is_partitioned, whole_shape
 from lit_grpo.types import UserError
 

@@ -18,8 +18,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from lit_grpo.policy.cast_head import cast_linear, cast_weight
 from lit_grpo.policy.logprobs import packed_states, padded_states
-from lit_grpo.policy.packed_attention import PACKED, using_attention
-from lit_grpo.policy.packing import Pack, pack
+from lit_grpo.policy.packed.packed_attention import PACKED, using_attention
+from lit_grpo.policy.packed.packing import Pack, pack
 from lit_grpo.policy.sharding import WHOLE, Sharding, T, compute_device
 from lit_grpo.types import TokenBatch, UserError
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lit_grpo.policy.chosen_logprobs import chosen_logprobs
-from lit_grpo.policy.packing import Pack, pack
+from lit_grpo.policy.packed.packing import Pack, pack
 from lit_grpo.policy.padding import positions
 from lit_grpo.policy.sharding import T
 from lit_grpo.types import TokenBatch

@@ -23,13 +23,10 @@ from lit_grpo.policy.body_and_head import (
 )
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.policy.chat_template import end_tokens
-from lit_grpo.policy.loading import build_model, load_model, load_tokenizer, outline_model
-from lit_grpo.policy.lora import LoRA, add_lora, is_adapter
-from lit_grpo.policy.model_files import file_bytes, save_model
-from lit_grpo.policy.model_source import ModelSource
-from lit_grpo.policy.named_weights import base_weights, gather
-from lit_grpo.policy.packed_attention import same_attention
-from lit_grpo.policy.shard_loading import (
+from lit_grpo.policy.files.loading import build_model, load_model, load_tokenizer, outline_model
+from lit_grpo.policy.files.model_files import file_bytes, save_model
+from lit_grpo.policy.files.model_source import ModelSource
+from lit_grpo.policy.files.shard_loading import (
     copy_shards,
     copy_without_weights,
     drop_placeholders,
@@ -37,6 +34,9 @@ from lit_grpo.policy.shard_loading import (
     load_shards,
     model_of_placeholders,
 )
+from lit_grpo.policy.lora import LoRA, add_lora, is_adapter
+from lit_grpo.policy.named_weights import base_weights, gather
+from lit_grpo.policy.packed.packed_attention import same_attention
 from lit_grpo.policy.sharding import WHOLE, Sharding, whole, whole_shape
 from lit_grpo.types import UserError, check_init, setting_error
 

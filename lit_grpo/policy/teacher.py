@@ -16,9 +16,9 @@ from lit_grpo.policy.body_and_head import (
     runs_packs,
     runs_packs_rightly,
 )
-from lit_grpo.policy.loading import load_model, load_tokenizer, max_positions
+from lit_grpo.policy.files.loading import load_model, load_tokenizer, max_positions
+from lit_grpo.policy.files.model_source import ModelSource
 from lit_grpo.policy.logprobs import completion_statistics, top_tokens
-from lit_grpo.policy.model_source import ModelSource
 from lit_grpo.policy.policy import Policy
 from lit_grpo.types import TokenBatch, UserError, check_init
 

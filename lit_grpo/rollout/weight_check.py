@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_grpo.policy.body_and_head import evaluation_mode
-from lit_grpo.policy.packed_attention import using_attention
+from lit_grpo.policy.packed.packed_attention import using_attention
 from lit_grpo.policy.sharding import compute_device, whole_shape
 from lit_grpo.rollout.engine import SampledPolicy
 from lit_grpo.rollout.requests import Request, Sample, single_token_request

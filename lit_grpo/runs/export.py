@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lit_grpo.policy import Policy
-from lit_grpo.policy.model_source import refuse_changed
+from lit_grpo.policy.files.model_source import refuse_changed
 from lit_grpo.runs.checkpoints.files import LAST, read_checkpoint, why_unusable
 from lit_grpo.runs.checkpoints.resume import is_checkpoint
 from lit_grpo.runs.files.space import warn_of_space

@@ -26,7 +26,7 @@ from lit_grpo.runs.health.zero_reward import ZeroRewardBreaker
 from lit_grpo.runs.leaving.signals import StopOnSignal
 from lit_grpo.runs.leaving.time_limit import LeaveInTime
 from lit_grpo.runs.leaving.watchdog import StallWatchdog
-from lit_grpo.runs.progress import RolloutProgressBar
+from lit_grpo.runs.progress.progress_bar import RolloutProgressBar
 from lit_grpo.runs.wandb_teardown import WandbTeardown, write_into_run
 from lit_grpo.types import setting_error
 

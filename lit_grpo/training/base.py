@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase, get_scheduler
 from lit_grpo.data import TrainingLoader
 from lit_grpo.distributed.ranks import get_world_size
 from lit_grpo.policy import Policy
-from lit_grpo.policy.loading import max_positions
+from lit_grpo.policy.files.loading import max_positions
 from lit_grpo.policy.sharding import WHOLE, Sharding, T, is_divided, refused_passes
 from lit_grpo.rewards.scoring.reasoning import Reasoning
 from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling

@@ -15,7 +15,7 @@ from torch import Tensor
 from lit_grpo.distributed.ranks import sum_over_ranks
 from lit_grpo.objective import Objective, TokenCounts
 from lit_grpo.objective.token_advantages import TokenRewards
-from lit_grpo.policy.packing import is_worth_sharing
+from lit_grpo.policy.packed.packing import is_worth_sharing
 from lit_grpo.policy.padding import pad
 from lit_grpo.types import RolloutBatch, TokenBatch, TrainBatch, check_fields, check_range
 

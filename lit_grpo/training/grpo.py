@@ -21,8 +21,8 @@ from lit_grpo.distributed.ranks import gather_objects
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy import LocalTeacher, Policy
 from lit_grpo.policy.body_and_head import num_compilations
-from lit_grpo.policy.loading import max_positions
-from lit_grpo.policy.model_source import ModelSource
+from lit_grpo.policy.files.loading import max_positions
+from lit_grpo.policy.files.model_source import ModelSource
 from lit_grpo.rewards import Reward, ScorerReward
 from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling, VLLMTeacher

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_grpo.policy.model_source import ModelSource, refuse_changed, save_sources
+from lit_grpo.policy.files.model_source import ModelSource, refuse_changed, save_sources
 from lit_grpo.training.base import PolicyModule
 from lit_grpo.training.checks.same_run import (
     changed_settings,

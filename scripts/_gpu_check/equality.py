@@ -16,11 +16,12 @@ from _gpu_check.findings import Recorder
 from _gpu_check.sizes import CheckSize
 from torch import Tensor
 
-from lit_grpo.policy import Policy, packed_attention
+from lit_grpo.policy import Policy
 from lit_grpo.policy.body_and_head import BodyAndHead
 from lit_grpo.policy.logprobs import completion_statistics
-from lit_grpo.policy.merged_attention import merged_attention
-from lit_grpo.policy.packed_attention import FLASH_DEVICES
+from lit_grpo.policy.packed import packed_attention
+from lit_grpo.policy.packed.merged_attention import merged_attention
+from lit_grpo.policy.packed.packed_attention import FLASH_DEVICES
 from lit_grpo.types import TokenBatch
 
 FLOAT32_LIMIT = 1e-4

@@ -12,8 +12,8 @@ from tiny import LLAMA, tiny_policy
 
 from lit_grpo.distributed import deepspeed_loading
 from lit_grpo.distributed.deepspeed import ZeROStrategy
+from lit_grpo.policy.files.shard_loading import copy_shards, copy_without_weights
 from lit_grpo.policy.named_weights import gather
-from lit_grpo.policy.shard_loading import copy_shards, copy_without_weights
 from lit_grpo.policy.sharding import is_partitioned
 
 IDS = torch.arange(6)[None]

@@ -7,7 +7,8 @@ from functools import partial
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, LambdaCallback
+from lightning.pytorch.callbacks import Callback
+from python_runs import StopAfter, train
 from run_logs import close_logs
 from small_runs import ShareOfLowBytes, make_module, sgd, weights
 from tiny import LLAMA, tiny_policy
@@ -23,41 +24,8 @@ from lit_grpo.rollout import EngineFailed, HFEngine, Sampling
 from lit_grpo.runs.checkpoints.files import read_manifest
 from lit_grpo.runs.files.events import read_events
 from lit_grpo.runs.report.history import are_stages, load_runs
-from lit_grpo.stopping import stop_run
 from lit_grpo.training import Evaluation, SFTModule
-from lit_grpo.types import RankLost, StopReason, UserError
-
-
-class StopAfter(Callback):
-    def __init__(self, num_steps):
-        self.num_steps = num_steps
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if pl_module.rollout_step == self.num_steps:
-            stop_run(trainer, StopReason(exit_code=20, message="enough for now"))
-
-
-def train(
-    run_dir,
-    *callbacks,
-    ckpt_path=None,
-    max_steps=3,
-    changed=None,
-    allow_changes=False,
-    **settings,
-):
-    changed = dict(changed or {})
-    of_data = {"train_size": 8, "prompts_per_step": 2} | changed.pop("data", {})
-    module = make_module(**{"group_size": 2} | changed)
-    data = AdditionData(1, validation_size=0, **of_data)
-    callbacks = [Checkpoints(dirpath=str(run_dir / "checkpoints")), *callbacks]
-    settings |= {"accelerator": "cpu", "enable_progress_bar": False}
-    trainer = Trainer(run_dir, max_steps=max_steps, callbacks=callbacks, **settings)
-    try:
-        trainer.fit(module, data, ckpt_path=ckpt_path, allow_changes=allow_changes)
-    finally:
-        close_logs()
-    return trainer, module
+from lit_grpo.types import UserError
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +42,6 @@ def test_it_writes_the_files_of_a_run(whole):
     assert (run_dir / "final/model.safetensors").exists()
     assert len(list((run_dir / "completions").iterdir())) == 3
     assert "done after optimizer step 3: max_steps is reached" in (run_dir / "run.log").read_text()
-
-
-def test_a_run_inside_another_one_is_warned_of(whole, tmp_path):
-    outer, _, _ = whole
-    train(outer / "inner", max_steps=1)
-    line = f"run_dir {outer / 'inner'} is inside another run, {outer}, and is moved or d"
-    assert (outer / "inner/run.log").read_text().count(line) == 1
-    assert "inside another run" not in (outer / "run.log").read_text()
 
 
 def test_a_stopped_run_says_why_and_resumes_to_the_undisturbed_one(whole, tmp_path):
@@ -315,16 +275,6 @@ def test_a_directory_that_holds_a_run_is_refused(whole):
         train(whole[0])
 
 
-def test_an_exception_is_raised_and_its_traceback_is_in_the_log(tmp_path):
-    class Broken(Callback):
-        def on_train_batch_end(self, *_):
-            raise ZeroDivisionError("of this callback")
-
-    with pytest.raises(ZeroDivisionError):
-        train(tmp_path, Broken())
-    assert "ZeroDivisionError: of this callback" in (tmp_path / "run.log").read_text()
-
-
 class NeverSamples(HFEngine):
     def generate(self, prompts, group_size, sampling, *, seed):
         raise EngineFailed("no server is left")
@@ -360,16 +310,6 @@ def test_a_callback_that_fails_at_the_end_does_not_cost_the_last_checkpoint(whol
     _, undisturbed = train(tmp_path / "undisturbed", max_steps=4)
     for name, expected in weights(undisturbed).items():
         assert torch.equal(weights(module)[name], expected), name
-
-
-def test_an_exception_does_not_hide_why_the_run_was_about_to_end(tmp_path):
-    class Fails(Callback):
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            outputs["nothing like this"]
-
-    with pytest.raises(KeyError, match="nothing like this"):
-        train(tmp_path, StopAfter(1), Fails())
-    assert "The run was about to end: enough for now" in (tmp_path / "run.log").read_text()
 
 
 class Nothing(Reward):
@@ -410,16 +350,6 @@ def test_a_trial_of_as_many_steps_as_the_breaker_waits_is_done_and_says_that_it_
 class Broken(Reward):
     def score(self, prompt, completion):
         return float(prompt.columns["keywords"] == "")
-
-
-def test_a_lost_rank_is_said_with_the_call_that_starts_the_run_again(tmp_path):
-    def lose(*_):
-        raise RuntimeError("[../gloo/transport/tcp/pair.cc:5] Connection closed by peer")
-
-    with pytest.raises(RankLost, match="Connection closed by peer") as error:
-        train(tmp_path, LambdaCallback(on_train_batch_end=lose))
-    assert 'again with trainer.fit(…, ckpt_path="auto"): the run goes' in str(error.value)
-    assert "--ckpt_path" not in str(error.value)
 
 
 def test_a_bug_in_a_reward_is_said_once_with_advice_for_a_program(tmp_path):

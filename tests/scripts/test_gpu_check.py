@@ -15,7 +15,7 @@ from closed_machine import make_environment
 from paths import ROOT
 from processes import run_program
 
-from lit_grpo.policy import block_attention
+from lit_grpo.policy.packed import block_attention
 
 aims, equality, findings, report, runner, sizes, steps, utilisation = (
     importlib.import_module(f"_gpu_check.{name}")

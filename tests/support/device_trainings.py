@@ -31,7 +31,8 @@ from tiny import perturbed, prompt, tiny_policy
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import DistillationTerm, EntropyTerm, KLTerm, Objective
 from lit_grpo.objective.loss import token_losses
-from lit_grpo.policy import LoRA, packed_attention
+from lit_grpo.policy import LoRA
+from lit_grpo.policy.packed import packed_attention
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.training import Evaluation, GRPOModule
 from lit_grpo.training.seeds import seed_everything

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from packed_batches import batch_of
 from torch import Tensor
 
-from lit_grpo.policy.packing import Pack, pack
+from lit_grpo.policy.packed.packing import Pack, pack
 
 TOKENS = st.integers(1, 2)
 ROWS = st.lists(TOKENS, min_size=1, max_size=9)

@@ -20,7 +20,7 @@ from lit_grpo.objective import (
     Objective,
 )
 from lit_grpo.policy import LoRA
-from lit_grpo.policy.model_files import save_model
+from lit_grpo.policy.files.model_files import save_model
 from lit_grpo.rollout import RolloutEngine
 from lit_grpo.runs.checkpoints.rollback import roll_back
 from lit_grpo.types import Completion

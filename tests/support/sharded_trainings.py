@@ -42,7 +42,7 @@ from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.distributed.ranks import get_rank
 from lit_grpo.policy import Policy
-from lit_grpo.policy.model_files import copy_weights
+from lit_grpo.policy.files.model_files import copy_weights
 from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.rollout import Sampling
 from lit_grpo.rollout.hf import shared_prompts

@@ -2,7 +2,7 @@ import pytest
 import torch
 from tiny import completion, rollouts, train_batch
 
-from lit_grpo.policy.packing import pack
+from lit_grpo.policy.packed.packing import pack
 from lit_grpo.training.batching import (
     UpdateConfig,
     collate_rollouts,

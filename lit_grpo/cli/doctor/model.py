@@ -8,8 +8,8 @@ from pathlib import Path
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, refused
 from lit_grpo.cli.estimate.model_sizes import trained
 from lit_grpo.cli.subject import Subject
+from lit_grpo.policy.files.weight_files import check_weight_files
 from lit_grpo.policy.lora import is_adapter
-from lit_grpo.policy.weight_files import check_weight_files
 from lit_grpo.runs.tables import with_unit
 from lit_grpo.training.checks.compatibility import check_completions_fit
 from lit_grpo.types import UserError

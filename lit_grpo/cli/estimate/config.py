@@ -12,7 +12,7 @@ from lit_grpo.cli.estimate.setup import BFLOAT16, FLOAT32, Sampler, Setup, make_
 from lit_grpo.cli.estimate.step import make_step
 from lit_grpo.cli.subject import Subject
 from lit_grpo.policy import LocalTeacher
-from lit_grpo.policy.loading import outline_model
+from lit_grpo.policy.files.loading import outline_model
 from lit_grpo.rewards import FormatReward, LengthReward, MathReward
 from lit_grpo.rollout import HFEngine, VLLMEngine
 from lit_grpo.rollout.server.engine import ServedEngine

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lit_grpo.cli.estimate import memory_formulas as formulas
 from lit_grpo.cli.estimate.devices import GIB
 from lit_grpo.cli.estimate.setup import Setup
-from lit_grpo.policy.model_files import file_bytes
+from lit_grpo.policy.files.model_files import file_bytes
 
 CUDA_CONTEXT = GIB // 2
 NCCL_BUFFERS = GIB

@@ -14,7 +14,7 @@ from lit_grpo.training.batching import UpdateConfig, added_tokens, micro_batches
 from lit_grpo.types import TokenBatch
 
 SHARED_FRACTION = 8
-"""A pack shares a prompt that is at least this part of a row (see `lit_grpo.policy.packing`)."""
+"""A pack shares a prompt that is at least this part of a row (`lit_grpo.policy.packed.packing`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from lit_grpo.policy.named_weights import unwrap_peft
-from lit_grpo.policy.packed_attention import autocast
+from lit_grpo.policy.packed.packed_attention import autocast
 from lit_grpo.rollout.hf.moves import Moves
 from lit_grpo.rollout.hf.shared_prompts import SharedPrompts
 

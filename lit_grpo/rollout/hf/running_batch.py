@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
 
 from lit_grpo.policy.named_weights import unwrap_peft
-from lit_grpo.policy.packed_attention import using_attention
+from lit_grpo.policy.packed.packed_attention import using_attention
 from lit_grpo.policy.padding import positions
 from lit_grpo.policy.sharding import compute_device
 from lit_grpo.rollout.hf.row_cache import RowCache, cache_name, can_join, join_caches

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from lit_grpo.policy.packed_attention import autocast
+from lit_grpo.policy.packed.packed_attention import autocast
 from lit_grpo.rollout.hf.moves import Moves
 
 SHARED = "shared_prompts"

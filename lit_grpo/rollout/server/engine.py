@@ -22,7 +22,7 @@ from lit_grpo.concurrency import (
     wait_for,
 )
 from lit_grpo.distributed.ranks import any_failure, gather_objects, get_rank
-from lit_grpo.policy.loading import max_positions
+from lit_grpo.policy.files.loading import max_positions
 from lit_grpo.rollout.engine import (
     LOOK_SECONDS,
     EngineFailed,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from lit_grpo.policy.model_files import save_adapter
+from lit_grpo.policy.files.model_files import save_adapter
 from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.rollout.engine import EngineFailed, RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.rollout.requests import group_requests, to_completion

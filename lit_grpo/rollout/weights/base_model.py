@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from lit_grpo.policy.model_files import save_weights
+from lit_grpo.policy.files.model_files import save_weights
 from lit_grpo.rollout.engine import SampledPolicy
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lit_grpo.policy.model_files import copy_weights, save_adapter, save_weights
+from lit_grpo.policy.files.model_files import copy_weights, save_adapter, save_weights
 from lit_grpo.policy.sharding import compute_device
 from lit_grpo.rollout.engine import SampledPolicy
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import lightning as L
 
-from lit_grpo.runs.activity import CPUMeter
-from lit_grpo.runs.run_progress import clock_time
+from lit_grpo.runs.progress.activity import CPUMeter
+from lit_grpo.runs.progress.run_progress import clock_time
 from lit_grpo.types import RunningStage, StageProgress
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
-from lit_grpo.policy.model_source import OTHER_POLICY, refuse_other_shape
+from lit_grpo.policy.files.model_source import OTHER_POLICY, refuse_other_shape
 from lit_grpo.policy.sharding import whole_shape
 from lit_grpo.types import UserError, plain_value
 

@@ -24,7 +24,7 @@ from lit_grpo.cli.estimate.model_sizes import OptimizerSizes
 from lit_grpo.cli.estimate.setup import Sampler, make_setup
 from lit_grpo.cli.estimate.sharding import SHARDINGS
 from lit_grpo.policy import Policy
-from lit_grpo.policy.model_files import SHARD_BYTES
+from lit_grpo.policy.files.model_files import SHARD_BYTES
 from lit_grpo.training import UpdateConfig
 
 BF16 = replace(SIZES, parameter_bytes=2, trained_bytes=2)

@@ -20,12 +20,12 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import GenerationConfig, PreTrainedModel
 
-from lit_grpo.policy.loading import is_hub_id, model_without_weights, outline_model
+from lit_grpo.policy.files.loading import is_hub_id, model_without_weights, outline_model
+from lit_grpo.policy.files.partition_loading import load_partitions
+from lit_grpo.policy.files.weight_files import check_weight_files
 from lit_grpo.policy.lora import LoRA, is_adapter
 from lit_grpo.policy.named_weights import base_weights
-from lit_grpo.policy.partition_loading import load_partitions
 from lit_grpo.policy.sharding import is_partitioned
-from lit_grpo.policy.weight_files import check_weight_files
 
 PATTERNS = ["*.json", "*.safetensors", "*.py"]
 

@@ -20,9 +20,9 @@ from prefix_trees import (
     visible,
 )
 
-from lit_grpo.policy.block_attention import block_attention
-from lit_grpo.policy.merged_attention import merge, merged_attention
-from lit_grpo.policy.pack_parts import full_parts, window_parts
+from lit_grpo.policy.packed.block_attention import block_attention
+from lit_grpo.policy.packed.merged_attention import merge, merged_attention
+from lit_grpo.policy.packed.pack_parts import full_parts, window_parts
 
 NESTED = [([5, 6, 7], [[1, 4, 1, 2], [1, 4, 2], [1, 5, 1], [2, 2]]), ([6, 8], [[1, 1], [2, 1]])]
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lit_grpo.runs.activity import GIB, CPUMeter, describe_activity, select_gpu
+from lit_grpo.runs.progress.activity import GIB, CPUMeter, describe_activity, select_gpu
 
 
 class NVMLError(Exception):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from packed_batches import batch_of, prefixes, random_groups
 
-from lit_grpo.policy.packing import pack
+from lit_grpo.policy.packed.packing import pack
 
 
 def test_a_pack_holds_every_distinct_prefix_once_without_the_last_tokens():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lit_grpo.runs import run_progress
-from lit_grpo.runs.run_progress import RunProgress, TokenRate
+from lit_grpo.runs.progress import run_progress
+from lit_grpo.runs.progress.run_progress import RunProgress, TokenRate
 from lit_grpo.types import RunningStage, StageProgress
 
 

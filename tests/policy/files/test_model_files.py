@@ -27,7 +27,7 @@ from weight_policies import (
     shard,
 )
 
-from lit_grpo.policy.model_files import save_adapter, save_weights
+from lit_grpo.policy.files.model_files import save_adapter, save_weights
 from lit_grpo.policy.named_weights import named_weights
 
 IDS = torch.tensor([[1, 2, 3, 4]])

@@ -27,13 +27,13 @@ from lit_grpo.distributed.deepspeed_engine import ZeROSharding
 from lit_grpo.distributed.fsdp2 import FSDP2Sharding
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.policy import policy as policy_module
-from lit_grpo.policy.model_files import save_model
-from lit_grpo.policy.named_weights import named_weights
-from lit_grpo.policy.shard_loading import (
+from lit_grpo.policy.files.model_files import save_model
+from lit_grpo.policy.files.shard_loading import (
     copy_without_weights,
     files_to_read_in_parts,
     model_of_placeholders,
 )
+from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.policy.sharding import Sharding
 
 OPTIONS = {"dtype": "float32", "attn_implementation": None, "trust_remote_code": False}

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 import torch
 from huggingface_hub import try_to_load_from_cache
 
+from lit_grpo.policy.files.weight_files import safetensors_files
 from lit_grpo.policy.lora import base_of, is_adapter
-from lit_grpo.policy.weight_files import safetensors_files
 from lit_grpo.types import UserError
 
 NUM_PLACES, SAMPLED_BYTES = 16, 64

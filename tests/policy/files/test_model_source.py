@@ -9,7 +9,7 @@ import torch
 from tiny import tiny_policy
 
 from lit_grpo.policy import LoRA
-from lit_grpo.policy.model_source import ModelSource, refuse_changed, save_sources
+from lit_grpo.policy.files.model_source import ModelSource, refuse_changed, save_sources
 from lit_grpo.types import UserError
 
 

@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
 from rich.text import Text
 
-from lit_grpo.runs.run_progress import RunProgress
+from lit_grpo.runs.progress.run_progress import RunProgress
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import check_range
 

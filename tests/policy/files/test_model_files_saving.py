@@ -16,8 +16,8 @@ from tiny import LLAMA, tiny_policy
 from transformers import AutoModelForCausalLM
 from weight_policies import POLICIES, perturbed, read_weights
 
+from lit_grpo.policy.files.model_files import file_bytes, save_model
 from lit_grpo.policy.lora import LoRA
-from lit_grpo.policy.model_files import file_bytes, save_model
 
 M_MMAP_THRESHOLD = -3
 

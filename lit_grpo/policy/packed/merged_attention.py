@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lit_grpo.policy.pack_parts import Part, Where
+from lit_grpo.policy.packed.pack_parts import Part, Where
 
 aten = torch.ops.aten
 

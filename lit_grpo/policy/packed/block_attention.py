@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from lit_grpo.policy.packing import Block, Layout
+from lit_grpo.policy.packed.packing import Block, Layout
 
 ALIGNMENT = 16
 """Fused attention on a GPU copies a mask in every layer whose rows do not start at such a place."""

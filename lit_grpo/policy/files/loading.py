@@ -26,9 +26,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from lit_grpo.policy.files.model_types import ABOUT_MODEL_TYPE, explain_loading, explain_model_type
+from lit_grpo.policy.files.weight_files import check_weight_files
 from lit_grpo.policy.lora import base_of, is_adapter
-from lit_grpo.policy.model_types import ABOUT_MODEL_TYPE, explain_loading, explain_model_type
-from lit_grpo.policy.weight_files import check_weight_files
 from lit_grpo.types import UserError
 from lit_grpo.types.spelling import did_you_mean
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_grpo.policy.packing import Rows
+from lit_grpo.policy.packed.packing import Rows
 
 Where = slice | Tensor
 """Tokens of a pack: a range, or [n] indices."""

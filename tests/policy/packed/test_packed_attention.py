@@ -9,8 +9,9 @@ from prefix_trees import pack_of, random_states
 from rows_alone import ARCHITECTURES, assert_same_as_alone, some_batch
 from tiny import tiny_policy
 
-from lit_grpo.policy import LoRA, packed_attention
-from lit_grpo.policy.packed_attention import _agrees
+from lit_grpo.policy import LoRA
+from lit_grpo.policy.packed import packed_attention
+from lit_grpo.policy.packed.packed_attention import _agrees
 
 CAPPED = {"gemma2"}
 
@@ -141,7 +142,7 @@ def fail(*args):
 
 
 def test_a_gpu_without_it_runs_blocks_with_a_warning(decide, monkeypatch, caplog):
-    monkeypatch.setattr("lit_grpo.policy.merged_attention._attend", fail)
+    monkeypatch.setattr("lit_grpo.policy.packed.merged_attention._attend", fail)
     with caplog.at_level(logging.WARNING, "lit_grpo"):
         assert not decide()
         assert not decide()
@@ -151,7 +152,7 @@ def test_a_gpu_without_it_runs_blocks_with_a_warning(decide, monkeypatch, caplog
 
 @pytest.mark.parametrize("what", ["values", "gradients"])
 def test_a_kernel_that_computes_something_else_is_not_used(decide, monkeypatch, caplog, what):
-    from lit_grpo.policy import merged_attention as module
+    from lit_grpo.policy.packed import merged_attention as module
 
     name = {"values": "_attend", "gradients": "_gradients"}[what]
     right = getattr(module, name)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from lit_grpo.policy.partition_loading import load_partitions
+from lit_grpo.policy.files.partition_loading import load_partitions
 
 SHAPES = {"matrix": (5, 3), "vector": (7,), "cube": (4, 2, 3), "small": (2,), "single": ()}
 

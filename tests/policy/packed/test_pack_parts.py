@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prefix_trees import GROUPS, pack_of, visible
 
-from lit_grpo.policy.pack_parts import Part, full_parts, window_parts
+from lit_grpo.policy.packed.pack_parts import Part, full_parts, window_parts
 
 
 def seen(parts: list[Part], num_tokens: int, window: int | None = None) -> torch.Tensor:

@@ -14,7 +14,7 @@ from prefix_trees import (
     visible,
 )
 
-from lit_grpo.policy.block_attention import block_attention
+from lit_grpo.policy.packed.block_attention import block_attention
 
 
 @given(

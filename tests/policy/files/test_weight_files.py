@@ -8,8 +8,8 @@ import pytest
 from tiny import tiny_policy
 
 from lit_grpo.policy import Policy
-from lit_grpo.policy.shard_loading import files_to_read_in_parts
-from lit_grpo.policy.weight_files import check_weight_files
+from lit_grpo.policy.files.shard_loading import files_to_read_in_parts
+from lit_grpo.policy.files.weight_files import check_weight_files
 
 OPTIONS = {"dtype": "float32", "attn_implementation": None, "trust_remote_code": False}
 

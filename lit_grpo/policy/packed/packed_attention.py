@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
-from lit_grpo.policy.block_attention import block_attention
-from lit_grpo.policy.merged_attention import merged_attention
-from lit_grpo.policy.pack_parts import Part, full_parts, window_parts
-from lit_grpo.policy.packing import Layout, Rows, pack
+from lit_grpo.policy.packed.block_attention import block_attention
+from lit_grpo.policy.packed.merged_attention import merged_attention
+from lit_grpo.policy.packed.pack_parts import Part, full_parts, window_parts
+from lit_grpo.policy.packed.packing import Layout, Rows, pack
 from lit_grpo.types import TokenBatch
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Read and write the files of models, whole and in parts."""

@@ -1,0 +1,1 @@
+"""Attention of several completions in one row of tokens, each distinct prefix once."""
