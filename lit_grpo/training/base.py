@@ -37,7 +37,7 @@ from lit_grpo.training.collecting.generation import close_engine, start_engine
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.optimizer.fused_steps import choose_fused
 from lit_grpo.training.optimizer.learning_rate import scale_learning_rate
-from lit_grpo.training.optimizer.settings import configured_settings
+from lit_grpo.training.optimizer.settings import configured_settings, use_plain_numbers
 from lit_grpo.training.seeds import Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.training.waiting import Waiting
@@ -177,7 +177,7 @@ class PolicyModule(L.LightningModule):
             UserError: it cannot be made.
         """
         try:
-            return choose_fused(self.make_optimizer(parameters))
+            return choose_fused(use_plain_numbers(self.make_optimizer(parameters)))
         except (TypeError, ValueError) as error:
             hint = "; are all of its settings numbers?" if isinstance(error, TypeError) else ""
             raise UserError(

@@ -33,6 +33,7 @@ from lit_grpo.types.rollouts import (
     ScoredCompletion,
     counted_rows,
 )
+from lit_grpo.types.saved_state import saved_state
 from lit_grpo.types.scores import Measurements, Outcome, Score
 from lit_grpo.types.settings import (
     check_range,
@@ -85,6 +86,7 @@ __all__ = [
     "list_some",
     "parse_json",
     "plain_value",
+    "saved_state",
     "setting_error",
     "starts_with_bos",
     "unfit_signature",

@@ -2,8 +2,10 @@
 
 import shutil
 import sys
+from collections import deque
 from functools import partial
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -132,6 +134,60 @@ def test_a_module_that_goes_on_again_tells_only_what_has_changed_since(tmp_path)
     told = [one.changes for one in read_events(tmp_path) if one.kind == "resume"]
     of_lr = [[f"model.optimizer.lr: {change}"] for change in ("1.0 -> 0.5", "0.5 -> 0.25")]
     assert told == [*of_lr, []]
+
+
+class Average(ShareOfLowBytes):
+    """A reward less a moving average of its values, which it keeps as NumPy counts it."""
+
+    average = np.float64(0)
+
+    def score(self, prompt, completion):
+        value = super().score(prompt, completion)
+        self.average = np.mean([self.average, value])
+        return float(value)
+
+    def state_dict(self):
+        return {"average": self.average}
+
+    def load_state_dict(self, state):
+        self.average = state["average"]
+
+
+def test_numbers_of_numpy_in_settings_and_states_are_resumed_from(tmp_path):
+    changed = {
+        "rewards": [Average()],
+        "optimizer": partial(torch.optim.AdamW, lr=np.linspace(1e-4, 1e-3, 4)[2]),
+    }
+    train(tmp_path, StopAfter(1), changed=changed)
+    saved = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+    assert 0 < saved["rewards"]["average"]["average"] < 1
+    train(tmp_path, ckpt_path="last", changed=changed, max_steps=2)
+    assert "lr: 0.0007" in (tmp_path / "final/README.md").read_text()
+
+
+class Window(ShareOfLowBytes):
+    def state_dict(self):
+        return {"window": deque([0.5])}
+
+
+class Remembers(Callback):
+    def state_dict(self):
+        return {"seen": np.zeros(2)}
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "rewards", "message"),
+    [
+        ([], [Window()], r"rewards\.window\.window must be a number.*, got collections\.deque"),
+        ([Remembers()], None, r"Remembers\.state_dict\(\)\.seen must be .*, got numpy\.ndarray"),
+    ],
+)
+def test_a_state_that_no_checkpoint_can_hold_is_refused_before_the_first_step(
+    callbacks, rewards, message, tmp_path
+):
+    with pytest.raises(UserError, match=message):
+        train(tmp_path, *callbacks, changed={"rewards": rewards})
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)])

@@ -24,6 +24,7 @@ from lit_grpo.types import (
     RolloutBatch,
     Score,
     UserError,
+    saved_state,
     setting_error,
 )
 from lit_grpo.types.spelling import did_you_mean
@@ -105,9 +106,11 @@ class RewardSuite:
 
         Raises:
             ValueError: a reward can never score some of the prompts.
+            UserError: a checkpoint cannot hold the state of a reward.
         """
         for reward in self.rewards:
             self._running().run_hook(reward.check, reward.own_prompts(prompts))
+        self.state_dict()
 
     def check_sources(self, sources: Sequence[str]) -> None:
         """Check that rewards and sources fit.
@@ -184,7 +187,8 @@ class RewardSuite:
 
     def state_dict(self) -> dict[str, Any]:
         """Return name -> state of each started reward; every rank must call this."""
-        return {reward.name: reward.state_dict() for reward in self._started}
+        states = {reward.name: reward.state_dict() for reward in self._started}
+        return {name: saved_state(f"rewards.{name}", state) for name, state in states.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of each started reward."""

@@ -45,7 +45,7 @@ from lit_grpo.runs.files.events import num_finished_steps
 from lit_grpo.runs.files.metrics import MetricsFile
 from lit_grpo.runs.safe_points import is_between_steps
 from lit_grpo.stopping import get_stop_reason
-from lit_grpo.types import as_rank_lost, check_init, check_range
+from lit_grpo.types import as_rank_lost, check_init, check_range, saved_state
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +146,7 @@ class Checkpoints(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._saved_at = time.monotonic()
+        _refuse_unreadable(trainer)
         if getattr(pl_module, "has_other_validation", False):
             self.best = None
         found = newest_first(self.directory, "step_*.ckpt") if trainer.ckpt_path else []
@@ -342,6 +343,16 @@ def _warn_if_at_once(trainer: L.Trainer) -> None:
             "to false.",
             type(trainer.strategy).__name__,
         )
+
+
+def _refuse_unreadable(trainer: L.Trainer) -> None:
+    """Refuse callbacks and data with a state that a checkpoint cannot hold, before the first step.
+
+    Raises:
+        UserError: a resumed run could not read it.
+    """
+    for one in (*trainer.callbacks, getattr(trainer, "datamodule", None)):  # type: ignore[attr-defined]
+        saved_state(f"{type(one).__name__}.state_dict()", one.state_dict() if one else None)
 
 
 def _log_step(trainer: L.Trainer, outputs: Any) -> None:

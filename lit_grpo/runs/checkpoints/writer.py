@@ -16,6 +16,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from lit_grpo.distributed.checkpoints import (
+    WRITE,
     is_sharded,
     local_part,
     read_whole,
@@ -30,7 +31,11 @@ from lit_grpo.runs.checkpoints.atomic_save import (
 )
 from lit_grpo.runs.checkpoints.files import Manifest, sha256_of, size_of, write_manifest
 from lit_grpo.runs.files.space import checkpoint_bytes, warn_of_space
+from lit_grpo.types import saved_state
 from lit_grpo.types.atomic import partial_path, sync_files
+
+_AS_THEY_ARE = {"state_dict", WRITE}
+"""What of a checkpoint is not a state that an object has returned."""
 
 
 class CheckpointWriter(TorchCheckpointIO):
@@ -80,6 +85,10 @@ class CheckpointWriter(TorchCheckpointIO):
             return
         self.wait()
         target = Path(path)
+        checkpoint = {
+            name: one if name in _AS_THEY_ARE else saved_state(name, one)
+            for name, one in checkpoint.items()
+        }
         if is_sharded(checkpoint):
             self._save_directory(checkpoint, target)
             return

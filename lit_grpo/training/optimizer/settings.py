@@ -9,6 +9,7 @@ import lightning as L
 from torch.optim import Optimizer
 
 from lit_grpo.training.optimizer.fused_steps import place_counts
+from lit_grpo.types import saved_state
 
 
 def configured_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -17,6 +18,14 @@ def configured_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
         {name: value for name, value in group.items() if name not in ("params", "lr")}
         for group in optimizer.param_groups
     ]
+
+
+def use_plain_numbers(optimizer: Optimizer) -> Optimizer:
+    """Replace NumPy's numbers in the settings, as of ``np.linspace``, which no file would hold."""
+    for group in optimizer.param_groups:
+        parameters = group.pop("params")
+        group.update(saved_state("model.optimizer", group), params=parameters)
+    return optimizer
 
 
 def by_key(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,60 @@
+"""The state of an object as a checkpoint can hold it: what a resume can read again."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import torch
+
+from lit_grpo.types.errors import UserError
+
+_READABLE = (NoneType, bool, int, float, complex, str, bytes, bytearray, torch.Tensor)
+_DICTS = (dict, OrderedDict, Counter)
+_LISTS = (list, tuple, set)
+
+
+def saved_state(key: str, state: Any) -> Any:
+    """Return a state in which NumPy's numbers are plain ones.
+
+    `torch.load` reads checkpoints without running code of theirs, and so refuses most classes.
+
+    Args:
+        key: What the state is of, for the message: ``callbacks.Mine``.
+
+    Raises:
+        UserError: it has a value that a resumed run could not read.
+    """
+    if isinstance(state, np.generic):
+        return state.item()
+    kind = type(state)
+    if kind in _DICTS:
+        return kind(_items(key, state.items()))
+    if kind in _LISTS:
+        return kind(saved_state(f"{key}.{n}", one) for n, one in enumerate(state))
+    if isinstance(state, torch.Tensor) or kind in _READABLE or _is_readable(state):
+        return state
+    raise UserError(
+        f"{key} must be a number, a text, a list, a dict or a tensor to be saved in a checkpoint, "
+        f"got {kind.__module__}.{kind.__qualname__} (a resumed run could not read it). Make it "
+        "one of them, such as a list of a deque."
+    )
+
+
+def _items(key: str, items: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    return {saved_state(key, k): saved_state(f"{key}.{k}", value) for k, value in items}
+
+
+def _is_readable(value: Any) -> bool:
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # pickle raises what an object's own methods do
+        return False
+    return True
