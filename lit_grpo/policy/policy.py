@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +39,7 @@ from lit_grpo.policy.lora import LoRA, add_lora, is_adapter
 from lit_grpo.policy.named_weights import base_weights, gather
 from lit_grpo.policy.packed.packed_attention import same_attention
 from lit_grpo.policy.sharding import WHOLE, Sharding, whole, whole_shape
-from lit_grpo.types import UserError, check_init, setting_error
+from lit_grpo.types import UserError, check_init, plain_value, setting_error
 
 
 class Policy(nn.Module):
@@ -121,6 +122,15 @@ class Policy(nn.Module):
         self.reference_model: PreTrainedModel | None = None
         self.reference_adapter: nn.Module | None = None
         self.sharding = WHOLE
+
+    def computed_by(self) -> dict[str, Any]:
+        """Return the settings that decide what its weights compute, by their keys."""
+        sections = {"lora": self.lora and asdict(self.lora), "architecture": self.architecture}
+        return {
+            f"model.policy.{section}.{name}": plain_value(value)
+            for section, settings in sections.items()
+            for name, value in (settings or {}).items()
+        }
 
     @property
     def source(self) -> str | None:

@@ -10,7 +10,12 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_grpo.policy.files.model_source import ModelSource, refuse_changed, save_sources
+from lit_grpo.policy.files.model_source import (
+    ModelSource,
+    refuse_changed,
+    refuse_other_settings,
+    save_sources,
+)
 from lit_grpo.training.base import PolicyModule
 from lit_grpo.training.checks.same_run import (
     changed_settings,
@@ -37,10 +42,11 @@ class ResumableModule(PolicyModule):
 
     def settings(self) -> dict[str, Any]:
         """Return what decides what is learned, as plain values by their keys."""
-        return plain_settings(self, ("seed",)) | {
-            f"policy.{name}": value
-            for name, value in plain_settings(self.policy, ("dtype", "lora")).items()
+        computed_by = {
+            key.removeprefix("model."): value for key, value in self.policy.computed_by().items()
         }
+        dtype = {"policy.dtype": self.policy.dtype}
+        return plain_settings(self, ("seed",)) | dtype | computed_by
 
     def _tell_changes(self) -> None:
         """Log what a resumed run does otherwise than before, as far as no config has shown it."""
@@ -78,6 +84,8 @@ class ResumableModule(PolicyModule):
         if is_fit:
             self._run_settings.before = checkpoint.get("run_settings", {})
             self._compare("model", self.settings())
+        else:
+            refuse_other_settings(checkpoint, self.policy.computed_by())
 
     def _sources(self) -> dict[str, ModelSource]:
         """Return, by its key, each model that was read from a path."""

@@ -56,6 +56,34 @@ def test_what_a_checkpoint_leaves_out_is_not_missed(lora, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize(
+    ("trained", "other", "said"),
+    [
+        ({"lora": LoRA(rank=2, alpha=8)}, {"lora": LoRA(rank=2)}, r"lora\.alpha: 8 -> 32"),
+        ({}, {"architecture": LLAMA | {"hidden_act": "gelu"}}, r"architecture\.hidden_act: silu"),
+    ],
+)
+def test_a_policy_whose_weights_compute_something_else_is_refused(trained, other, said, tmp_path):
+    """Names and shapes of the weights are the same."""
+    architecture = {"architecture": LLAMA | {"hidden_act": "silu"}}
+    train(tmp_path / "run", policy=architecture | trained)
+    checkpoint = tmp_path / "run/checkpoints/last.ckpt"
+    message = rf"other settings of the policy, .*: model\.policy\.{said}.*Set them as in that run"
+    with pytest.raises(UserError, match=message):
+        export_checkpoint(
+            checkpoint, tmp_path / "other", policy=Policy(**architecture | trained | other)
+        )
+    assert not (tmp_path / "other").exists()
+    data = AdditionData(1, train_size=8, validation_size=2, prompts_per_step=2)
+    trainer = Trainer(tmp_path / "run", accelerator="cpu", enable_progress_bar=False)
+    for evaluate in (trainer.validate, trainer.test):
+        module = make_module(group_size=2, policy=architecture | trained | other)
+        with pytest.raises(UserError, match=message):
+            evaluate(module, data, ckpt_path="last")
+    export_checkpoint(checkpoint, tmp_path / "same", policy=Policy(**architecture | trained))
+    assert weights_in(tmp_path / "same") == weights_in(tmp_path / "run/final")
+
+
 def test_a_checkpoint_that_was_copied_has_no_settings_of_what_lies_beside_it(tmp_path):
     start = tmp_path / "start"
     tiny_policy(seed=3).save_pretrained(start)

@@ -88,6 +88,29 @@ def refuse_changed(
             )
 
 
+def refuse_other_settings(checkpoint: Mapping[str, Any], computed_by: Mapping[str, Any]) -> None:
+    """Check that the weights of a checkpoint compute what they did in its run.
+
+    Args:
+        computed_by: Those settings of the policy by their keys, as `Policy.computed_by`.
+
+    Raises:
+        UserError: a setting is another one.
+    """
+    of_run = checkpoint.get("run_settings", {})
+    changed = [
+        f"{key}: {of_run[key]} -> {value}"
+        for key, value in computed_by.items()
+        if key in of_run and of_run[key] != value
+    ]
+    if changed:
+        raise UserError(
+            "the checkpoint was trained with other settings of the policy, with which its weights "
+            f"compute something else: {'; '.join(changed)}. Set them as in that run (model.policy, "
+            "in Python the Policy)."
+        )
+
+
 def refuse_other_shape(name: str, of_checkpoint: torch.Size, of_policy: torch.Size) -> None:
     """Check that a weight of a checkpoint has the shape that it has in the policy.
 
