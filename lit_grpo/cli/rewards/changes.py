@@ -184,9 +184,10 @@ def _values(comparison: Comparison, key: str) -> list[tuple[float | None, float 
 
 
 def _left_out(comparison: Comparison) -> Iterator[str]:
-    """Say of which rewards the means leave out rows that have one value only."""
-    for name in _reward_names(comparison):
-        pairs = _values(comparison, f"score/{name}")
+    """Say which means leave out rows that have one value only."""
+    keys = {name: f"score/{name}" for name in _reward_names(comparison)}
+    for name, key in {**keys, "the weighted sum": "reward"}.items():
+        pairs = _values(comparison, key)
         both = sum(None not in pair for pair in pairs)
         one = sum((old is None) != (new is None) for old, new in pairs)
         if both and one:

@@ -101,3 +101,22 @@ def test_means_are_over_the_rows_with_both_values(capsys):
     assert (
         "The means of judge are over the 2 rows with a value before and after; 1 have only" in shown
     )
+
+
+def test_the_weighted_sum_names_the_rows_that_it_is_over_when_a_reward_that_failed_is_dropped(
+    capsys,
+):
+    shown = {"prompt_id": "p", "completion": "c", "step": 0, "outcome/math": "ok"}
+    before = [
+        shown | {"score/math": 1.0, "score/judge": 1.0, "outcome/judge": "ok", "reward": 2.0},
+        shown | {"score/math": 0.0, "score/judge": 1.0, "outcome/judge": "ok", "reward": 1.0},
+        shown | {"score/math": 1.0, "score/judge": None, "outcome/judge": "error", "reward": None},
+    ]
+    after = [
+        shown | {"score/math": old["score/math"], "reward": old["score/math"]} for old in before
+    ]
+    print_changes(Console(width=120), Comparison(before=before, after=after, group_sizes=[3]))
+    text = capsys.readouterr().out
+    assert re.search(r"math +0\.667 +0\.667", text)
+    assert re.search(r"weighted sum +1\.500 +0\.500", text)
+    assert "The means of the weighted sum are over the 2 rows with a value before and after" in text
