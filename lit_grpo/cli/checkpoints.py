@@ -27,7 +27,7 @@ from lit_grpo.runs.files.lock import is_locked
 from lit_grpo.runs.files.space import format_size
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, list_some
 from lit_grpo.types.atomic import EARLIER
 
 Found = dict[Path, Manifest | None]
@@ -77,7 +77,9 @@ def _find(run_dir: Path, before_step: int | None) -> Found:
     }
     if not found:
         left = " ".join(_describe_leftovers(run_dir / "checkpoints"))
-        raise UserError(f"{run_dir} has no checkpoint. {left}".strip())
+        inside = sorted(str(one.parent) for one in run_dir.glob("*/checkpoints"))
+        hint = f"Did you mean {list_some(inside, 3)}?" if inside else left
+        raise UserError(f"{run_dir} has no checkpoint. {hint}".strip())
     if before_step is None:
         return found
     steps = {path: one.rollout_step for path, one in found.items() if one is not None}
@@ -138,7 +140,7 @@ def _recover(checkpoint: Path, manifest: Manifest | None, run_dir: Path, *, is_t
     """Make a checkpoint the one that a resumed run goes on from; until then the others stay.
 
     Raises:
-        UserError: the run is training.
+        UserError: the run is training, or its directory cannot be written.
     """
     at = _after(manifest)
     if is_trial:
@@ -150,7 +152,13 @@ def _recover(checkpoint: Path, manifest: Manifest | None, run_dir: Path, *, is_t
             "checkpoint would be the one to go on from). End it first: Ctrl-C, or SIGTERM to its "
             "process."
         )
-    choose(checkpoint)
+    try:
+        choose(checkpoint)
+    except OSError as error:
+        raise UserError(
+            f"{run_dir} must be a directory that can be written ({error.strerror}), since the "
+            "checkpoint to go on from is noted there. Make it writable, or copy the run."
+        ) from None
     print(f"{run_dir} goes on from {checkpoint}{at} when it is resumed")
 
 

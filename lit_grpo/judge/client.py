@@ -90,9 +90,13 @@ class JudgeClient:
         except JudgeFailure as failure:
             if failure.is_access_error:
                 raise UserError(self._explain_access_error(failure)) from None
-            answers = failure.outcome is Outcome.PARSE_ERROR
-            problem = "cannot be read" if answers else "does not answer yet"
-            log.warning("judge %s %s (a test question): %s", self.judge.model, problem, failure)
+            problem = "does not answer a test question yet"
+            if failure.outcome is Outcome.PARSE_ERROR:
+                problem = (
+                    "answers, but not a test question as asked, which matters only if it does so "
+                    "with the questions of rewards"
+                )
+            log.warning("judge %s %s: %s", self.judge.model, problem, failure)
 
     def _explain_access_error(self, failure: JudgeFailure) -> str:
         judge = self.judge

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -97,6 +98,16 @@ def test_recover_makes_an_earlier_one_the_one_to_go_on_from(run, capsys):
     assert (run / "checkpoints/step_000030.ckpt").exists()
 
 
+def test_recover_in_a_directory_that_cannot_be_written_is_one_line(run, monkeypatch, capsys):
+    def refuse(checkpoint):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(checkpoint))
+
+    monkeypatch.setattr("lit_grpo.cli.checkpoints.choose", refuse)
+    code, said = shown(capsys, run, "--recover")
+    assert code == 2
+    assert f"{run} must be a directory that can be written (Read-only file system)" in said.err
+
+
 def test_recover_prefers_the_newest_healthy_one_and_says_what_it_passes_over(run, capsys):
     wanted = run / "checkpoints/step_000020.ckpt"
     code, said = shown(capsys, run, "--recover")
@@ -170,7 +181,8 @@ with locked(Path(sys.argv[1])):
     [
         ([], "checkpoints needs RUN: the run whose checkpoints are meant. For example: lit"),
         (["nowhere"], "nowhere: no such run."),
-        (["."], ". has no checkpoint."),
+        (["."], ". has no checkpoint. Did you mean run?"),
+        (["run/checkpoints"], "run/checkpoints has no checkpoint.\n"),
         (["run", "--before_step", "10"], "run has no checkpoint from before step 10."),
         (["run", "--before_step", "x"], "--before_step: invalid int value: 'x'. See lit-grpo"),
         (["run", "--bfore"], "unrecognized arguments: --bfore. See lit-grpo checkpoints --help."),
