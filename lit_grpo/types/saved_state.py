@@ -50,6 +50,8 @@ def _items(key: str, items: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def _is_readable(value: Any) -> bool:
+    if isinstance(value, torch.nn.Module):  # which may be large
+        return False
     file = io.BytesIO()
     try:
         torch.save(value, file)

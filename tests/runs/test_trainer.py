@@ -190,6 +190,19 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_before_the_first_step(
     assert not list(tmp_path.rglob("*.parquet"))
 
 
+def test_hyperparameters_that_no_checkpoint_can_hold_are_refused_before_the_first_step(tmp_path):
+    class Mine(SFTModule):
+        def __init__(self, policy):
+            super().__init__(policy, sampling=Sampling(max_tokens=8))
+            self.save_hyperparameters()
+
+    data = AdditionData(1, train_size=8, validation_size=0, prompts_per_step=2)
+    trainer = Trainer(tmp_path, max_steps=1, accelerator="cpu", enable_progress_bar=False)
+    with pytest.raises(UserError, match=r"save_hyperparameters\.policy must be .*policy\.Policy"):
+        trainer.fit(Mine(Policy(architecture=LLAMA)), data)
+    close_logs()
+
+
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
 def test_another_policy_does_not_resume_a_run_unless_that_is_wanted(tmp_path, lora):
     paths = {seed: str(tmp_path / f"model{seed}") for seed in (1, 2)}

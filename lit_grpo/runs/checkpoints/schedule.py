@@ -146,7 +146,7 @@ class Checkpoints(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._saved_at = time.monotonic()
-        _refuse_unreadable(trainer)
+        _refuse_unreadable(trainer, pl_module)
         if getattr(pl_module, "has_other_validation", False):
             self.best = None
         found = newest_first(self.directory, "step_*.ckpt") if trainer.ckpt_path else []
@@ -345,14 +345,15 @@ def _warn_if_at_once(trainer: L.Trainer) -> None:
         )
 
 
-def _refuse_unreadable(trainer: L.Trainer) -> None:
-    """Refuse callbacks and data with a state that a checkpoint cannot hold, before the first step.
+def _refuse_unreadable(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    """Refuse a state that a checkpoint cannot hold, before the first step.
 
     Raises:
         UserError: a resumed run could not read it.
     """
     for one in (*trainer.callbacks, getattr(trainer, "datamodule", None)):  # type: ignore[attr-defined]
         saved_state(f"{type(one).__name__}.state_dict()", one.state_dict() if one else None)
+    saved_state("save_hyperparameters", dict(pl_module.hparams))
 
 
 def _log_step(trainer: L.Trainer, outputs: Any) -> None:
