@@ -20,12 +20,10 @@ from lightning.pytorch.loops.fit_loop import _FitLoop as FitLoop
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.diagnostics.monitors import describe_unknown
-from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.runs.checkpoints.files import (
     BEST_FILE,
     LAST,
     SUMMARY,
-    Manifest,
     is_healthy,
     link_last,
     newest_first,
@@ -39,13 +37,14 @@ from lit_grpo.runs.checkpoints.loop_counters import (
     validates_next,
 )
 from lit_grpo.runs.checkpoints.resume import refuse_unlike
+from lit_grpo.runs.checkpoints.start_checks import refuse_unreadable, warn_if_at_once, warn_of_later
 from lit_grpo.runs.checkpoints.writer import CheckpointWriter
 from lit_grpo.runs.files.event_log import now
 from lit_grpo.runs.files.events import num_finished_steps
 from lit_grpo.runs.files.metrics import MetricsFile
 from lit_grpo.runs.safe_points import is_between_steps
 from lit_grpo.stopping import get_stop_reason
-from lit_grpo.types import as_rank_lost, check_init, check_range, saved_state
+from lit_grpo.types import as_rank_lost, check_init, check_range
 
 log = logging.getLogger(__name__)
 
@@ -139,20 +138,20 @@ class Checkpoints(Callback):
                 timeout=getattr(trainer.strategy, "_timeout", None),
             )
         if self.in_background and stage == "fit":
-            _warn_if_at_once(trainer)
+            warn_if_at_once(trainer)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         refuse_unlike(trainer.ckpt_path)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._saved_at = time.monotonic()
-        _refuse_unreadable(trainer, pl_module)
+        refuse_unreadable(trainer, pl_module)
         if getattr(pl_module, "has_other_validation", False):
             self.best = None
         found = newest_first(self.directory, "step_*.ckpt") if trainer.ckpt_path else []
         manifests = {path: read_manifest(path) for path in found}
         self._has_healthy = any(map(is_healthy, manifests.values()))
-        _warn_of_later(manifests, num_finished_steps(trainer))
+        warn_of_later(manifests, num_finished_steps(trainer))
         for other in self._sharing_callbacks(trainer):
             # Otherwise it would avoid a ``last.ckpt`` that it did not write itself.
             other.last_model_path = other.last_model_path or os.path.join(str(other.dirpath), LAST)
@@ -334,28 +333,6 @@ def wait_until_written(trainer: L.Trainer) -> None:
     trainer.strategy.barrier("Checkpoints")
 
 
-def _warn_if_at_once(trainer: L.Trainer) -> None:
-    """Warn that no thread writes the checkpoints of a strategy: only FSDP2 can copy its parts."""
-    if not isinstance(trainer.strategy, FSDP2Strategy):
-        rank_zero_only(log.warning)(
-            "Checkpoints.init_args.in_background has no effect with %s: checkpoints are written "
-            "at once, and training waits for them. Set trainer.strategy to fsdp2, or in_background "
-            "to false.",
-            type(trainer.strategy).__name__,
-        )
-
-
-def _refuse_unreadable(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-    """Refuse a state that a checkpoint cannot hold, before the first step.
-
-    Raises:
-        UserError: a resumed run could not read it.
-    """
-    for one in (*trainer.callbacks, getattr(trainer, "datamodule", None)):  # type: ignore[attr-defined]
-        saved_state(f"{type(one).__name__}.state_dict()", one.state_dict() if one else None)
-    saved_state("save_hyperparameters", dict(pl_module.hparams))
-
-
 def _log_step(trainer: L.Trainer, outputs: Any) -> None:
     """Write the step's row of ``metrics.csv``: Lightning logs it after the checkpoint.
 
@@ -372,18 +349,3 @@ def trouble_of(trainer: L.Trainer) -> str:
     """Return what the module and callbacks with a ``trouble`` say; empty if the run is healthy."""
     asked = [trainer.lightning_module, *trainer.callbacks]  # type: ignore[attr-defined]
     return "; ".join(filter(None, (getattr(one, "trouble", "") for one in asked)))
-
-
-@rank_zero_only
-def _warn_of_later(manifests: Mapping[Path, Manifest | None], num_steps: int) -> None:
-    """Warn of checkpoints that are later than the one a run resumes from: they will be replaced."""
-    steps = {path: one.rollout_step or 0 for path, one in manifests.items() if one is not None}
-    if later := {path: step for path, step in steps.items() if step > num_steps}:
-        log.warning(
-            "this run had got to rollout step %d, and goes on after step %d: what it has of the "
-            "steps between is replaced (%s, rows of metrics.csv, completions). To keep it, press "
-            "Ctrl-C now and copy the run directory.",
-            max(later.values()),
-            num_steps,
-            ", ".join(path.name for path in later),
-        )

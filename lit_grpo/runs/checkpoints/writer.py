@@ -86,7 +86,7 @@ class CheckpointWriter(TorchCheckpointIO):
         self.wait()
         target = Path(path)
         checkpoint = {
-            name: one if name in _AS_THEY_ARE else saved_state(name, one)
+            name: one if name in _AS_THEY_ARE else saved_state(f"checkpoint.{name}", one)
             for name, one in checkpoint.items()
         }
         if is_sharded(checkpoint):

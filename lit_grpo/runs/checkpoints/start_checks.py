@@ -1,0 +1,53 @@
+"""What is said of the checkpoints of a training before its first step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_only
+
+from lit_grpo.distributed.fsdp2 import FSDP2Strategy
+from lit_grpo.runs.checkpoints.files import Manifest
+from lit_grpo.types import saved_state
+
+log = logging.getLogger(__name__)
+
+
+def warn_if_at_once(trainer: L.Trainer) -> None:
+    """Warn that no thread writes the checkpoints of a strategy: only FSDP2 can copy its parts."""
+    if not isinstance(trainer.strategy, FSDP2Strategy):
+        rank_zero_only(log.warning)(
+            "Checkpoints.init_args.in_background has no effect with %s: checkpoints are written "
+            "at once, and training waits for them. Set trainer.strategy to fsdp2, or in_background "
+            "to false.",
+            type(trainer.strategy).__name__,
+        )
+
+
+def refuse_unreadable(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    """Refuse a state that a checkpoint cannot hold, before the first step.
+
+    Raises:
+        UserError: a resumed run could not read it.
+    """
+    for one in (*trainer.callbacks, getattr(trainer, "datamodule", None)):  # type: ignore[attr-defined]
+        saved_state(f"{type(one).__name__}.state_dict()", one.state_dict() if one else None)
+    saved_state("save_hyperparameters", dict(pl_module.hparams))
+
+
+@rank_zero_only
+def warn_of_later(manifests: Mapping[Path, Manifest | None], num_steps: int) -> None:
+    """Warn of checkpoints that are later than the one a run resumes from: they will be replaced."""
+    steps = {path: one.rollout_step or 0 for path, one in manifests.items() if one is not None}
+    if later := {path: step for path, step in steps.items() if step > num_steps}:
+        log.warning(
+            "this run had got to rollout step %d, and goes on after step %d: what it has of the "
+            "steps between is replaced (%s, rows of metrics.csv, completions). To keep it, press "
+            "Ctrl-C now and copy the run directory.",
+            max(later.values()),
+            num_steps,
+            ", ".join(path.name for path in later),
+        )
