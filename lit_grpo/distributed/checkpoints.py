@@ -197,11 +197,14 @@ def load_sharded(
 def load_whole(
     checkpoint: Mapping[str, Any], model: nn.Module, optimizers: Sequence[Optimizer]
 ) -> None:
-    """Load a checkpoint that is not sharded into a sharded model and its optimizers."""
+    """Load a checkpoint that is not sharded into a sharded model and its optimizers.
+
+    Without optimizers their states are left out.
+    """
     options = StateDictOptions(full_state_dict=True, strict=False)
     set_model_state_dict(model, checkpoint[_WEIGHTS], options=options)
     states = checkpoint.get("optimizer_states", [])
-    for optimizer, state in zip(optimizers, states, strict=bool(states)):
+    for optimizer, state in zip(optimizers, states, strict=bool(states and optimizers)):
         set_optimizer_state_dict(
             model, optimizer, _with_names(state, model, optimizer), options=options
         )

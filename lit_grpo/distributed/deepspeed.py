@@ -37,6 +37,7 @@ from lit_grpo.distributed.deepspeed_checkpoints import WholeTraining, ZeROTraini
 from lit_grpo.distributed.deepspeed_engine import EnginePrecision, ZeROSharding, ZeROSteps
 from lit_grpo.distributed.deepspeed_loading import move_buffers
 from lit_grpo.distributed.deepspeed_resume import load_training, trained_names
+from lit_grpo.distributed.optimizer_class import has_other_optimizer
 from lit_grpo.types import UserError, check_range, setting_error
 
 FIXED = ("gradient_accumulation_steps", "gradient_clipping", "optimizer", "scheduler", "bf16")
@@ -227,7 +228,8 @@ class ZeROStrategy(DeepSpeedStrategy):
     ) -> dict[str, Any]:
         """Load any checkpoint; every rank must call this.
 
-        DeepSpeed reads those that it wrote in the same stage, with as many ranks.
+        DeepSpeed reads those that it wrote in the same stage, with as many ranks. An optimizer of
+        another class than that of the checkpoint is left alone.
         """
         path = Path(self.broadcast(checkpoint_path))
         if self.engine is None:
@@ -236,14 +238,16 @@ class ZeROStrategy(DeepSpeedStrategy):
             return self._load_whole(path, weights_only)
         checkpoint = read_others(path, weights_only=weights_only)
         names = dict.fromkeys(checkpoint.pop("weight_names"))
+        has_optimizer = not has_other_optimizer(checkpoint, self.engine.optimizer)
         if not self._names(are_trained=True) <= names.keys():
             pass  # `ResumableModule` says what is missing
-        elif Partition(**checkpoint[DEEPSPEED]) == self.partition:
+        elif Partition(**checkpoint[DEEPSPEED]) == self.partition and has_optimizer:
             self.engine.load_checkpoint(
                 str(path), tag=ZERO_TAG, load_module_strict=False, load_lr_scheduler_states=False
             )
         else:
-            load_training(self.engine, ZeROTraining(path / ZERO_TAG), names)
+            saved = ZeROTraining(path / ZERO_TAG)
+            load_training(self.engine, saved, names, with_optimizer=has_optimizer)
         return checkpoint | {"state_dict": names}
 
     def _load_whole(self, path: Path, weights_only: bool | None) -> dict[str, Any]:
@@ -252,7 +256,8 @@ class ZeROStrategy(DeepSpeedStrategy):
         names = checkpoint["state_dict"].keys()
         if self._names(are_trained=True) <= names:  # else `ResumableModule` says what is missing
             whole = WholeTraining(checkpoint, trained_names(self.engine))
-            load_training(self.engine, whole, names)
+            has_optimizer = not has_other_optimizer(checkpoint, self.engine.optimizer)
+            load_training(self.engine, whole, names, with_optimizer=has_optimizer)
         return checkpoint
 
     def _load_weights(self, path: Path, weights_only: bool | None) -> dict[str, Any]:

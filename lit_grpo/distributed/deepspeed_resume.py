@@ -36,11 +36,14 @@ def trained_names(engine: Any) -> list[str]:
 
 
 @torch.no_grad()
-def load_training(engine: Any, training: Training, names: Collection[str]) -> None:
+def load_training(
+    engine: Any, training: Training, names: Collection[str], *, with_optimizer: bool = True
+) -> None:
     """Load weights, buffers and the optimizer; every rank must call this.
 
     Args:
         names: Of the weights and buffers that are loaded; the others are left alone.
+        with_optimizer: False leaves the optimizer alone.
 
     Raises:
         UserError: the engine keeps its state elsewhere than in memory, or a weight has another
@@ -49,7 +52,7 @@ def load_training(engine: Any, training: Training, names: Collection[str]) -> No
     _refuse_swapped(engine)
     if _is_stage_3(engine):
         engine.optimizer.checkpoint_event_prologue()
-    _load_trained(engine, training)
+    _load_trained(engine, training, with_optimizer=with_optimizer)
     frozen = {name: one for name, one in engine.module.named_parameters() if not one.requires_grad}
     for name, one in (frozen | dict(engine.module.named_buffers())).items():
         if name in names:
@@ -63,9 +66,10 @@ def _refuse_swapped(engine: Any) -> None:
     if _is_stage_3(engine) and (zero.swap_optimizer or zero.params_in_nvme_and_cpu):
         raise UserError(
             "trainer.strategy must keep weights and optimizer state in memory to resume from a "
-            "checkpoint of another strategy, stage or number of ranks, got offloading to nvme "
-            "(where only DeepSpeed's own loading writes them). Set both devices to cpu, or "
-            "trainer.strategy and trainer.devices as in the run that wrote the checkpoint."
+            "checkpoint of another strategy, stage, number of ranks or optimizer, got offloading "
+            "to nvme (where only DeepSpeed's own loading writes them). Set both devices to cpu, or "
+            "trainer.strategy, trainer.devices and model.optimizer as in the run that wrote the "
+            "checkpoint."
         )
 
 
@@ -73,7 +77,7 @@ def _is_stage_3(engine: Any) -> bool:
     return bool(engine.zero_optimization_partition_weights())
 
 
-def _load_trained(engine: Any, training: Training) -> None:
+def _load_trained(engine: Any, training: Training, *, with_optimizer: bool) -> None:
     zero, names = engine.optimizer, {one: name for name, one in engine.module.named_parameters()}
     is_stage_3 = _is_stage_3(engine)
     flats = (
@@ -86,10 +90,12 @@ def _load_trained(engine: Any, training: Training) -> None:
         flat[part.offset : part.offset + part.size].copy_(values)
         if is_stage_3:
             part.parameter.ds_tensor[: part.size].copy_(values)
-        _add_state(states[part.group], training.state(name), part, flat)
+        if with_optimizer:
+            _add_state(states[part.group], training.state(name), part, flat)
     if is_stage_3:
         zero._set_fp32_optimizer_param_groups()
-    _load_optimizer(zero.optimizer, states, training)
+    if with_optimizer:
+        _load_optimizer(zero.optimizer, states, training)
     if is_stage_3:
         zero._clear_fp32_optimizer_param_groups()
     else:

@@ -5,7 +5,7 @@ Source: Zhao et al. 2023, arXiv 2304.11277, in the form of ``torch.distributed.f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,6 +39,7 @@ from lit_grpo.distributed.checkpoints import (
     read_others,
     read_whole,
 )
+from lit_grpo.distributed.optimizer_class import has_other_optimizer
 from lit_grpo.policy.sharding import Sharding, T, layers_of
 from lit_grpo.types import check_range
 
@@ -215,19 +216,25 @@ class FSDP2Strategy(ModelParallelStrategy):
         """Load a directory or the file of a model that was not sharded; every rank must call this.
 
         Weights that the checkpoint lacks are left alone: `ResumableModule` checks what is missing.
+        So is an optimizer of another class than that of the checkpoint.
         """
         path = Path(self.broadcast(checkpoint_path))
         assert self.model is not None
         if path.is_dir() and not is_deepspeed(path):
-            weights = load_sharded(path, self.model, self.optimizers)
-            return read_others(path, weights_only=weights_only) | {"state_dict": weights}
+            others = read_others(path, weights_only=weights_only)
+            weights = load_sharded(path, self.model, self._optimizers_of(others))
+            return others | {"state_dict": weights}
         checkpoint: dict[str, Any]
         if path.is_dir():
             checkpoint = read_whole(path)
         else:
             checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only)
-        load_whole(checkpoint, self.model, self.optimizers)
+        load_whole(checkpoint, self.model, self._optimizers_of(checkpoint))
         return checkpoint
+
+    def _optimizers_of(self, checkpoint: Mapping[str, Any]) -> list[Optimizer]:
+        """Return the optimizers that can load the state in a checkpoint."""
+        return [one for one in self.optimizers if not has_other_optimizer(checkpoint, one)]
 
     def _sharded_roots(self) -> list[FSDPModule]:
         assert self.model is not None

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase, get_scheduler
 
 from lit_grpo.data import TrainingLoader
+from lit_grpo.distributed.optimizer_class import optimizer_class
 from lit_grpo.distributed.ranks import get_world_size
 from lit_grpo.policy import Policy
 from lit_grpo.policy.files.loading import max_positions
@@ -89,6 +90,7 @@ class PolicyModule(L.LightningModule):
         self.seed = seed
         self.num_rollbacks = 0
         """Number of times that the weights were replaced by earlier ones."""
+        self._optimizer_class = ""
         self._optimizer_settings: list[dict[str, Any]] = []
         self._run_settings = RunSettings()
         self.events = StageEvents(self)
@@ -167,6 +169,7 @@ class PolicyModule(L.LightningModule):
             num_steps = self.num_optimizer_steps()
             schedule = get_scheduler(self.lr_schedule, optimizer, self.warmup_steps, num_steps)
         scale_learning_rate(schedule, getattr(self.trainer, "datamodule", None))
+        self._optimizer_class = optimizer_class(optimizer)
         self._optimizer_settings = configured_settings(optimizer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -40,7 +40,7 @@ from lit_grpo.training.checks.compatibility import (
     refuse_contradictions,
 )
 from lit_grpo.training.checks.reward_code import describe_code
-from lit_grpo.training.checks.same_run import plain_settings
+from lit_grpo.training.checks.same_run import HARMLESS, plain_settings
 from lit_grpo.training.checks.unused_settings import settings_without_effect
 from lit_grpo.training.collecting.collector import Collector
 from lit_grpo.training.collecting.prefetch import StaleGroups, StepContext
@@ -72,6 +72,7 @@ SETTINGS = (
     "update",
     "dynamic_sampling_rounds",
     "max_head_offpolicyness",
+    "teacher",
 )
 """Attributes that decide what is learned."""
 
@@ -422,3 +423,7 @@ class GRPOModule(EvaluatedModule):
         }
         names = {"rewards": [one.name for one in self.rewards.rewards]}
         return super().settings() | plain_settings(self, SETTINGS) | names | rewards
+
+    def changeable_settings(self) -> dict[str, Any]:
+        harmless = {key: getattr(self.update, key.removeprefix("update.")) for key in HARMLESS}
+        return super().changeable_settings() | plain_settings(self, ("outage",)) | harmless

@@ -10,6 +10,12 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 
+from lit_grpo.distributed.optimizer_class import (
+    SETTING,
+    earlier_class,
+    has_other_optimizer,
+    optimizer_class,
+)
 from lit_grpo.policy.files.model_source import (
     ModelSource,
     refuse_changed,
@@ -26,6 +32,13 @@ from lit_grpo.training.optimizer.settings import by_key
 
 log = logging.getLogger(__name__)
 
+CHANGEABLE = ("engine", "lr_schedule", "warmup_steps")
+"""Attributes of a module that may change during a run."""
+CHANGEABLE_OF_POLICY = ("attn_implementation", "gradient_checkpointing", "merge_lora", "packing")
+"""Attributes of a policy that may change during a run."""
+CHANGEABLE_OF_EVALUATION = ("before_training", "num_samples", "pass_at")
+"""Attributes of an evaluation that may change during a run."""
+
 
 class ResumableModule(PolicyModule):
     """Compare a resumed run with the one that wrote its checkpoint."""
@@ -37,6 +50,8 @@ class ResumableModule(PolicyModule):
     changes: Sequence[str] = ()
     """What a resumed run does otherwise than before, ``model.group_size: 4 -> 8``; the command
     line has those of its config."""
+    _has_other_optimizer = False
+    """Whether the state of the optimizer in the checkpoint is of no use to the present one."""
     allow_changes = False
     """Whether a resumed run may have other settings or data than the one before."""
 
@@ -45,15 +60,30 @@ class ResumableModule(PolicyModule):
         computed_by = {
             key.removeprefix("model."): value for key, value in self.policy.computed_by().items()
         }
-        dtype = {"policy.dtype": self.policy.dtype}
-        return plain_settings(self, ("seed",)) | dtype | computed_by
+        return (
+            plain_settings(self, ("seed",))
+            | _within("policy", plain_settings(self.policy, ("dtype", "reasoning_tags")))
+            | computed_by
+            | {SETTING.removeprefix("model."): self._optimizer_class}
+        )
+
+    def changeable_settings(self) -> dict[str, Any]:
+        """Return how the run is executed and evaluated, and how fast it learns."""
+        of_policy = plain_settings(self.policy, CHANGEABLE_OF_POLICY)
+        of_policy["compile"] = self.policy.compile_forward
+        of_evaluation = plain_settings(self.evaluation, CHANGEABLE_OF_EVALUATION)
+        of_evaluation["accuracy"] = [one.name for one in self.evaluation.suite.rewards]
+        return (
+            plain_settings(self, CHANGEABLE)
+            | _within("policy", of_policy)
+            | _within("evaluation", of_evaluation)
+        )
 
     def _tell_changes(self) -> None:
         """Log what a resumed run does otherwise than before, as far as no config has shown it."""
         settings = self._run_settings
         if self.trainer.ckpt_path is not None:
-            earlier, now = self._earlier_optimizer_settings, self._optimizer_settings
-            settings.changes += changed_settings(by_key(earlier), by_key(now))
+            settings.changes += self._changed_optimizer_settings()
         new, settings.changes = settings.changes, []
         if self.changes:
             shown = {one.partition(":")[0].replace(".init_args", "") for one in self.changes}
@@ -63,6 +93,17 @@ class ResumableModule(PolicyModule):
         for change in new:
             rank_zero_only(log.info)("changed for this part of the run: %s", change)
         self.changes = [*self.changes, *new]
+
+    def _changed_optimizer_settings(self) -> list[str]:
+        """Return what differs in the settings that both optimizers have.
+
+        Of another class, how it takes a step says nothing.
+        """
+        earlier, now = self._earlier_optimizer_settings, self._optimizer_settings
+        ignored = {f"{SETTING}.{name}" for name in ("foreach", "fused")}
+        left_out = ignored if self._has_other_optimizer else set()
+        before = {key: one for key, one in by_key(earlier).items() if key not in left_out}
+        return changed_settings(before, by_key(now))
 
     def _compare(self, section: str, settings: Mapping[str, Any]) -> None:
         self._run_settings.add(section, settings, may_change=self.allow_changes)
@@ -83,9 +124,37 @@ class ResumableModule(PolicyModule):
         self._earlier_optimizer_settings = checkpoint["optimizer_settings"]
         if is_fit:
             self._run_settings.before = checkpoint.get("run_settings", {})
+            optimizer = self._present_optimizer()
+            self._optimizer_class = optimizer_class(optimizer)
             self._compare("model", self.settings())
+            self._leave_out_other_optimizer(checkpoint, optimizer)
         else:
             refuse_other_settings(checkpoint, self.policy.computed_by())
+
+    def _present_optimizer(self) -> Any:
+        """Return the optimizer, or one like it if it is made after the checkpoint is loaded."""
+        if self.trainer.strategy.restore_checkpoint_after_setup:
+            return self.trainer.optimizers[0]
+        return self.build_optimizer(self.policy.trainable_parameters())
+
+    def _leave_out_other_optimizer(self, checkpoint: dict[str, Any], optimizer: Any) -> None:
+        """Let an optimizer of another class than that of a checkpoint begin with an empty state.
+
+        A strategy that loads the state itself has left it out. Otherwise a class keeps the state
+        of those that it lists in ``takes_over``.
+        """
+        loads_itself = self.trainer.strategy.restore_checkpoint_after_setup
+        takes_over = () if loads_itself else getattr(optimizer, "takes_over", ())
+        is_other = has_other_optimizer(checkpoint, optimizer)
+        self._has_other_optimizer = is_other and earlier_class(checkpoint) not in takes_over
+        if not self._has_other_optimizer:
+            return
+        checkpoint["optimizer_states"] = []
+        rank_zero_only(log.info)(
+            "%s begins with an empty state: the moments of %s in the checkpoint are of no use to "
+            "it, and are dropped",
+            *(self._optimizer_class, earlier_class(checkpoint)),
+        )
 
     def _sources(self) -> dict[str, ModelSource]:
         """Return, by its key, each model that was read from a path."""
@@ -104,3 +173,7 @@ class ResumableModule(PolicyModule):
         # The state dict contains tied weights under each of their names.
         named = self.named_parameters(remove_duplicate=False)
         return {name for name, parameter in named if not parameter.requires_grad}
+
+
+def _within(section: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{section}.{name}": value for name, value in settings.items()}

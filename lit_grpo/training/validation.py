@@ -58,6 +58,7 @@ class EvaluatedModule(ResumableModule):
         self.check_loader(loader)
         self._compare("model", self.settings())
         self._compare("data", loader.settings())
+        self._run_settings.add("model", self.changeable_settings(), may_change=True)
         val_loader = self._val_loader()
         rows = val_loader.settings().get("rows") if val_loader else None
         self.has_other_validation = self._run_settings.add_validation(rows)
@@ -75,7 +76,9 @@ class EvaluatedModule(ResumableModule):
             self.check_start()
         self._is_checked = False
         if self.trainer.ckpt_path is not None:
-            apply_settings(self.trainer, self._optimizer_settings, self._earlier_optimizer_settings)
+            configured, earlier = self._optimizer_settings, self._earlier_optimizer_settings
+            is_new = self._has_other_optimizer
+            apply_settings(self.trainer, configured, configured if is_new else earlier)
             rank_zero_only(log.info)(
                 "resuming from %s after rollout step %d, optimizer step %d",
                 *(self.trainer.ckpt_path, self.trainer.fit_loop.total_batch_idx + 1),

@@ -98,6 +98,13 @@ def test_a_whole_checkpoint_is_that_of_one_process(tmp_path):
     assert_same(loaded, saved)
 
 
+def test_an_optimizer_that_cannot_use_the_state_of_a_whole_checkpoint_is_left_out(tmp_path):
+    saved, loaded = train(3), train(0, seed=1)
+    load_whole(read_whole(save(saved, tmp_path / "x.ckpt")), loaded.model, [])
+    torch.testing.assert_close(loaded.model.state_dict(), saved.model.state_dict())
+    assert not loaded.optimizer.state
+
+
 def test_the_rest_is_read_without_the_tensors(tmp_path):
     directory = save(train(1), tmp_path / "x.ckpt")
     assert read_others(directory, weights_only=True) == {"global_step": 7}

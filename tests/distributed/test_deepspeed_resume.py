@@ -84,6 +84,16 @@ def test_stages_1_and_2_get_the_part_of_a_rank():
     assert model.buffer.equal(WEIGHTS["buffer"])
 
 
+def test_an_optimizer_of_another_class_is_left_alone():
+    model = Model()
+    engine = engine_of_stage_2(model)
+    load_training(engine, saved(), WEIGHTS.keys(), with_optimizer=False)
+    zero = engine.optimizer
+    assert zero.single_partition_of_fp32_groups[0].tolist() == [4, 5, 7, 0]
+    assert not zero.optimizer.state
+    assert zero.optimizer.param_groups[0]["lr"] == 0.1
+
+
 def test_what_is_not_in_a_checkpoint_is_left_alone():
     model = Model()
     load_training(engine_of_stage_2(model), saved(), ["a", "b"])

@@ -25,7 +25,7 @@ from lit_grpo.rollout import EngineFailed, HFEngine, Sampling
 from lit_grpo.runs.checkpoints.files import read_manifest
 from lit_grpo.runs.files.events import read_events
 from lit_grpo.runs.report.history import are_stages, load_runs
-from lit_grpo.training import Evaluation, SFTModule
+from lit_grpo.training import Evaluation, OutagePolicy, SFTModule
 from lit_grpo.types import UserError
 
 
@@ -76,6 +76,10 @@ def test_the_same_trainer_goes_on_after_a_stop(tmp_path):
     [
         ({"group_size": 4}, "model.group_size: 2 -> 4"),
         ({"seed": 1}, "model.seed: 0 -> 1"),
+        (
+            {"policy": {"reasoning_tags": None}},
+            "model.policy.reasoning_tags: ['<think>', '</think>'] -> None",
+        ),
         ({"sampling": Sampling(max_tokens=9)}, "model.sampling.max_tokens: 8 -> 9"),
         ({"objective": Objective(clip_high=0.3)}, "model.objective.clip_high: 0.2 -> 0.3"),
         (
@@ -105,20 +109,29 @@ def test_what_changes_at_a_resume_is_in_the_log_the_events_and_the_card(tmp_path
     faster = partial(torch.optim.SGD, lr=0.5)
     changed = {"group_size": 4, "optimizer": faster, "data": {"prompts_per_step": 4}}
     train(tmp_path, StopAfter(2), ckpt_path="last", changed=changed, allow_changes=True)
-    train(tmp_path, ckpt_path="last", changed=changed | {"optimizer": sgd})
+    changed |= {"optimizer": partial(torch.optim.RMSprop, lr=1.0), "lr_schedule": "linear"}
+    with pytest.raises(UserError, match="different run: model.optimizer: SGD -> RMSprop. Put"):
+        train(tmp_path, ckpt_path="last", changed=changed)
+    train(tmp_path, ckpt_path="last", changed=changed, allow_changes=True)
     first = [
         "data.prompts_per_step: 2 -> 4",
         "model.group_size: 2 -> 4",
         "model.optimizer.lr: 1.0 -> 0.5",
     ]
+    second = [
+        "model.lr_schedule: constant -> linear",
+        "model.optimizer.lr: 0.5 -> 1.0",
+        "model.optimizer: SGD -> RMSprop",
+    ]
     events = [one for one in read_events(tmp_path) if one.kind == "resume"]
-    assert [sorted(one.changes) for one in events] == [first, ["model.optimizer.lr: 0.5 -> 1.0"]]
+    assert [sorted(one.changes) for one in events] == [first, second]
     told = [one for one in caplog.messages if one.startswith("changed for this part of the run")]
     assert [one.partition(": ")[2] for one in told] == [*events[0].changes, *events[1].changes]
     card = (tmp_path / "final/README.md").read_text()
     assert (
         "model.group_size 2 -> 4 after step 1; data.prompts_per_step 2 -> 4 after step 1; " in card
     )
+    assert "model.optimizer SGD -> RMSprop after step 2; " in card
     assert "model.optimizer.lr 0.5 -> 1.0 after step 2\n" in card
 
 
@@ -293,11 +306,33 @@ def test_other_validation_rows_are_said_and_the_best_starts_anew(tmp_path, caplo
     assert said in caplog.text
 
 
+class OwnEngine(HFEngine):
+    pass
+
+
 def test_how_it_is_computed_may_change_at_a_resume(tmp_path):
     train(tmp_path, StopAfter(1))
-    changed = {"update": {"max_tokens_per_micro_batch": 64}, "lr_schedule": "linear"}
+    changed = {
+        "update": {"max_tokens_per_micro_batch": 64},
+        "lr_schedule": "linear",
+        "warmup_steps": 1,
+        "engine": OwnEngine(),
+        "evaluation": Evaluation(before_training=False, num_samples=2),
+        "outage": OutagePolicy(max_absent_fraction=0.25),
+        "policy": {"packing": False},
+    }
     trainer, _ = train(tmp_path, ckpt_path="last", changed=changed)
     assert trainer.global_step == 3
+    (resumed,) = (one for one in read_events(tmp_path) if one.kind == "resume")
+    assert sorted(resumed.changes) == [
+        "model.engine: HFEngine -> OwnEngine",
+        "model.evaluation.num_samples: 0 -> 2",
+        "model.lr_schedule: constant -> linear",
+        "model.outage.max_absent_fraction: 0.5 -> 0.25",
+        "model.policy.packing: True -> False",
+        "model.update.max_tokens_per_micro_batch: 16384 -> 64",
+        "model.warmup_steps: 0 -> 1",
+    ]
 
 
 def test_a_directory_that_holds_a_run_is_refused(whole):

@@ -2,7 +2,7 @@
 
 Each rank saves what it has of a training as ``CASE-STRATEGY-rankN.pt`` in the working directory.
 With ``STRATEGY:FROM:STEPS`` it goes on from the checkpoints that ``FROM`` has left, to so many
-steps.
+steps, and with ``STRATEGY:FROM:STEPS:CLASS`` with another optimizer.
 """
 
 from __future__ import annotations
@@ -112,6 +112,9 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
         trainer_settings["precision"] = settings.pop("precision")
     callbacks = settings.pop("callbacks", [])
     module, keep = new_module(**settings), Keep()
+    if len(earlier) > 2:
+        module.make_optimizer = partial(getattr(torch.optim, earlier[2]), lr=1e-3)
+        module.allow_changes = True
     directory = f"{case}-{training}"
     in_background = strategy == "background"
     is_resumed = case in RESUMED or case in SKIPPING | COMPILED

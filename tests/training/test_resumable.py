@@ -9,6 +9,7 @@ from lit_grpo.callbacks import Checkpoints
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.policy import LoRA
+from lit_grpo.training import MasterAdamW
 from lit_grpo.types import UserError
 
 
@@ -81,3 +82,61 @@ def test_a_reference_that_cannot_be_read_again_is_in_the_checkpoint(tmp_path, re
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
     assert any("reference_model" in name for name in saved)
     assert saved.keys() == module.state_dict().keys()
+
+
+@pytest.fixture(scope="module")
+def of_adamw(tmp_path_factory):
+    """Return a checkpoint of two steps of AdamW."""
+    directory = tmp_path_factory.mktemp("adamw")
+    fit(make_module(optimizer=adamw), callbacks=[Checkpoints(dirpath=str(directory))], max_steps=2)
+    return directory / "last.ckpt"
+
+
+def adamw(params):
+    return torch.optim.AdamW(params, lr=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        (torch.optim.RMSprop, {"step", "square_avg"}),
+        (torch.optim.Adagrad, {"step", "sum"}),
+        (torch.optim.SGD, set()),
+    ],
+)
+def test_an_optimizer_of_another_class_begins_with_an_empty_state(of_adamw, kind, keys, caplog):
+    caplog.set_level("INFO")
+    module = make_module(optimizer=lambda params: kind(params, lr=0.25))
+    module.allow_changes = True
+    fit(module, max_steps=3, ckpt_path=of_adamw)
+    (optimizer,) = module.trainer.optimizers
+    states = [*optimizer.state.values()]
+    assert {key for state in states for key in state} == keys
+    assert {float(state["step"]) for state in states if state} <= {1.0}
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25]
+    said = [one for one in caplog.messages if "begins with an empty state" in one]
+    assert said == [
+        f"{kind.__name__} begins with an empty state: the moments of AdamW in the checkpoint are "
+        "of no use to it, and are dropped"
+    ]
+
+
+def test_a_class_that_takes_the_state_over_goes_on_with_it(of_adamw, caplog):
+    caplog.set_level("INFO")
+    module = make_module(optimizer=lambda params: MasterAdamW(params, lr=1e-3, weight_decay=0.5))
+    module.allow_changes = True
+    fit(module, max_steps=3, ckpt_path=of_adamw)
+    (optimizer,) = module.trainer.optimizers
+    assert {float(state["step"]) for state in optimizer.state.values()} == {3.0}
+    assert optimizer.param_groups[0]["weight_decay"] == 0.5
+    assert "empty state" not in caplog.text
+
+
+def test_a_checkpoint_that_does_not_say_its_class_is_loaded_as_it_is(of_adamw, tmp_path):
+    saved = torch.load(of_adamw, weights_only=False)
+    del saved["run_settings"]["model.optimizer"]
+    torch.save(saved, tmp_path / "old.ckpt")
+    module = make_module(optimizer=adamw)
+    fit(module, max_steps=3, ckpt_path=tmp_path / "old.ckpt")
+    (optimizer,) = module.trainer.optimizers
+    assert {float(state["step"]) for state in optimizer.state.values()} == {3.0}

@@ -10,7 +10,13 @@ from typing import Any
 import lightning as L
 import torch
 
-from lit_grpo.runs.checkpoints.files import newest_first, read_manifest, why_unusable
+from lit_grpo.distributed.optimizer_class import has_other_optimizer
+from lit_grpo.runs.checkpoints.files import (
+    newest_first,
+    read_manifest,
+    read_state,
+    why_unusable,
+)
 from lit_grpo.runs.checkpoints.schedule import Checkpoints, wait_until_written
 
 
@@ -83,7 +89,10 @@ def _choose(
     passed_over: Sequence[Sequence[int]],
     only_before: bool,
 ) -> Path | None:
-    """Return the newest checkpoint of a healthy run, one from before the step if there is any."""
+    """Return the newest checkpoint of a healthy run, one from before the step if there is any.
+
+    One with the state of another class of optimizers, from before a resume, is not used.
+    """
     writers = [one for one in trainer.callbacks if isinstance(one, Checkpoints)]  # type: ignore[attr-defined]
     healthy = {}
     for path in newest_first(writers[0].directory, "step_*.ckpt") if writers else []:
@@ -94,7 +103,13 @@ def _choose(
         is_left = any(first <= step <= last for first, last in passed_over)
         if not is_left and (step < before_step or not only_before):
             healthy[path] = step
-    usable = [path for path in healthy if not why_unusable(path, reads_all=True)]
+    (optimizer,) = trainer.optimizers
+    usable = [
+        path
+        for path in healthy
+        if not why_unusable(path, reads_all=True)
+        and not has_other_optimizer(read_state(path), optimizer)
+    ]
     return next((one for one in usable if healthy[one] < before_step), next(iter(usable), None))
 
 

@@ -39,6 +39,9 @@ class MasterAdamW(Optimizer):
         UserError: a setting is out of range.
     """
 
+    takes_over = ("AdamW",)
+    """Classes whose state it loads at a resume, where it is not sharded."""
+
     def __init__(
         self,
         params: Iterable[Any],

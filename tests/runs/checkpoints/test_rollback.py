@@ -39,11 +39,12 @@ class Run:
     def path(self, step: int) -> Path:
         return self.directory / f"step_{step:06}.ckpt"
 
-    def save(self, step: int, trouble: str) -> None:
+    def save(self, step: int, trouble: str, optimizer: str = "SGD") -> None:
         summary = {"rollout_step": step, "optimizer_step": step, "trouble": trouble, "metrics": {}}
         state = {"weight": torch.tensor(float(step))}
+        settings = {"model.optimizer": optimizer}
         CheckpointWriter().save_checkpoint(
-            {"state_dict": state, "summary": summary}, self.path(step)
+            {"state_dict": state, "summary": summary, "run_settings": settings}, self.path(step)
         )
 
     def load(self, checkpoint, strict) -> None:
@@ -86,6 +87,12 @@ def test_what_earlier_rollbacks_have_left_is_passed_over(run):
 def test_a_damaged_checkpoint_is_passed_over(run):
     one = run({1: "", 2: ""})
     one.path(2).write_bytes(one.path(2).read_bytes()[:-10])
+    assert one.roll_back(9) == 1
+
+
+def test_a_checkpoint_of_another_class_of_optimizers_is_passed_over(run):
+    one = run({1: ""})
+    one.save(2, "", optimizer="AdamW")
     assert one.roll_back(9) == 1
 
 
