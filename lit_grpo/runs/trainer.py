@@ -6,6 +6,7 @@ The command line builds its trainer from the same parts.
 from __future__ import annotations
 
 import logging
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from lit_grpo.runs.trainer_settings import (
     refuse_durations,
     refuse_float16,
     refuse_intervals,
+    refuse_unknown,
 )
 from lit_grpo.stopping import (
     ExitCode,
@@ -81,6 +83,7 @@ class Trainer(L.Trainer):
         **settings: Any,
     ) -> None:
         silence_chatter()
+        refuse_unknown(settings, known=signature(Trainer).parameters)
         refuse_float16(settings.get("precision"))
         refuse_durations(settings.get("max_time"))
         check_type("run_dir", run_dir, (str, Path))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 
+from lit_grpo import Trainer
 from lit_grpo.runs.trainer_settings import (
     refuse_automatic,
     refuse_counts,
@@ -118,3 +120,16 @@ def test_counts_and_shares_that_lightning_understands_are_taken(settings):
 def test_a_count_out_of_range_is_refused_before_it_fails_late(settings, message):
     with pytest.raises(UserError, match=f"^trainer.*{message}.* Set trainer"):
         refuse_counts(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("max_step", "max_step: Trainer has no such setting. Did you mean max_steps?"),
+        ("callback", "Did you mean callbacks?"),
+        ("per_device_train_batch_size", "no such setting. What other trainers call otherwise"),
+    ],
+)
+def test_an_unknown_keyword_is_named_with_the_one_that_was_meant(name, said, tmp_path):
+    with pytest.raises(UserError, match=re.escape(said)):
+        Trainer(tmp_path, **{name: 1})
