@@ -90,8 +90,8 @@ COVERED: dict[str, tuple[list[str], ...]] = {
     ),
     "`policy.compile` |": (
         ["K::test_ddp_trains_compiled_as_without"],
-        [f"{COMPILED}[fsdp2]"],
-        [f"{COMPILED}[zero1]", f"{COMPILED}[zero2]", REFUSED],
+        [f"{COMPILED}[compile-shallow-fsdp2]", f"{COMPILED}[compile packed-packed-fsdp2]"],
+        [*with_each(COMPILED, ["compile packed-packed"], "zero1", "zero2"), REFUSED],
     ),
     "`policy.compile` with LoRA": (
         ["K::test_ddp_trains_compiled_as_without"],

@@ -162,6 +162,8 @@ ONE_LAYER = {"lora": LoRA(rank=4, target_modules=["q_proj"])}
 COMPILED: dict[str, dict[str, Any]] = {
     "shallow": {"policy": PADDED},
     "compile": {"policy": PADDED | {"compile": True}},
+    "packed": {"policy": SHALLOW},
+    "compile packed": {"policy": SHALLOW | {"compile": True}},
     "shallow lora": {"policy": PADDED | ONE_LAYER},
     "compile lora": {"policy": PADDED | ONE_LAYER | {"compile": True}},
 }
