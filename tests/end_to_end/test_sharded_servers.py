@@ -27,6 +27,13 @@ WHOLE = {"weight_sync": "full"}
 ALL_WEIGHTS = {"model.policy.lora": None}
 """No adapter, which a server would get merged into weights that are not trained."""
 ADAPTER = {"weight_sync": "adapter", "launch": {"program": PROGRAM, "dtype": "float32"}}
+SAVED_STEP = 2
+SAVING = {
+    "trainer.callbacks": [{"class_path": "Checkpoints", "init_args": {"every_n_steps": SAVED_STEP}}]
+}
+"""A checkpoint before the last step, too."""
+RESUMED = ("fsdp2", "deepspeed_stage_3")
+"""Strategies whose runs are resumed from it."""
 AHEAD = {"model.policy.lora.rank": 4, "model.max_head_offpolicyness": 2}
 """A smaller adapter, and rollouts that are sampled ahead."""
 
@@ -37,8 +44,14 @@ def train(
     strategy: str,
     engine: Mapping[str, Any],
     others: Mapping[str, Any],
+    *,
+    num_steps: int = 3,
 ) -> Weights:
-    """Return the final model of a run that compares servers with the policy at every update."""
+    """Return the final model of a run that compares servers with the policy at every update.
+
+    Args:
+        num_steps: How many rollout steps it takes; fewer than 3 if it resumes.
+    """
     settings = {
         "trainer.strategy": strategy,
         "trainer.devices": 2,
@@ -54,14 +67,24 @@ def train(
     with importer.running(words, directory, num_ranks=2) as ranks:
         assert ranks.wait() == [0, 0], (directory / "said0.txt").read_text()
     table = step_metrics(directory / "run")
-    assert len(table) == 3
-    assert table["sampler/weight_check_difference"].notna().sum() >= 2
+    assert len(table) == num_steps
+    assert table["sampler/weight_check_difference"].notna().sum() >= min(num_steps, 2)
     assert table["sampler/weight_check_difference"].max() < 1e-3
     return load_file(directory / "run" / "final" / "model.safetensors")
 
 
-def assert_trains_as_ddp(expected: Weights, *run: Any) -> None:
-    found = train(*run)
+def resume(
+    importer: Importer, directory: Path, strategy: str, engine: Mapping[str, Any]
+) -> Weights:
+    """Return the final model of a run that takes the last step of another one again."""
+    saved = directory / "run" / "checkpoints" / f"step_{SAVED_STEP:06d}.ckpt"
+    assert saved.is_dir()
+    (later := directory / "resumed").mkdir()
+    others = ALL_WEIGHTS | {"ckpt_path": str(saved)}
+    return train(importer, later, strategy, engine, others, num_steps=1)
+
+
+def assert_close(found: Weights, expected: Weights) -> None:
     for name, weight in expected.items():
         torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-5)
 
@@ -106,11 +129,17 @@ def sharded(*strategies: str) -> list[Any]:
 def test_an_attached_server_gets_all_trained_weights_of_a_sharded_policy(
     strategy, attached, with_attached, importer, tmp_path
 ):
-    assert_trains_as_ddp(with_attached, importer, tmp_path, strategy, attached, ALL_WEIGHTS)
+    """And it does once the run is resumed, which ends bit-identically."""
+    whole = train(importer, tmp_path, strategy, attached, ALL_WEIGHTS | SAVING)
+    assert_close(whole, with_attached)
+    if strategy in RESUMED:
+        resumed = resume(importer, tmp_path, strategy, attached)
+        assert resumed.keys() == whole.keys()
+        assert all(resumed[name].equal(weight) for name, weight in whole.items())
 
 
 @pytest.mark.parametrize("strategy", sharded("fsdp2", "deepspeed_stage_3"))
 def test_a_launched_server_gets_the_adapter_of_a_sharded_policy_that_samples_ahead(
     strategy, with_launched, importer, tmp_path
 ):
-    assert_trains_as_ddp(with_launched, importer, tmp_path, strategy, ADAPTER, AHEAD)
+    assert_close(train(importer, tmp_path, strategy, ADAPTER, AHEAD), with_launched)

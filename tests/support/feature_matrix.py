@@ -156,6 +156,14 @@ COVERED: dict[str, tuple[list[str], ...]] = {
         ],
         with_each(ZERO_RESUMED, (GOES_ON, GOES_ON_LORA), *ZERO),
     ),
+    "resume with servers": (
+        [
+            f"{CRASH}_which_names_it[0-generation]",
+            "M::test_a_signal_to_one_rank_leaves_both_machines_and_servers_that_were_attached",
+        ],
+        [f"{ATTACHED}[fsdp2]"],
+        [f"{ATTACHED}[deepspeed_stage_3]"],
+    ),
     "resume under another strategy": (
         [f"{OTHER_STRATEGY}[ddp-fsdp2-{GOES_ON}]", f"{OTHER_STAGE}[ddp-zero3-{GOES_ON}]"],
         [f"{OTHER_STRATEGY}[fsdp2-ddp-{GOES_ON}]"],
