@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -60,7 +61,15 @@ SHARED_TOKENS = 40
 """Tokens from which prompts are shared: those of the rank that has the longest of them."""
 
 
-def zero(stage, *, max_persistent=0, **settings) -> ZeROStrategy:
+class OnlyLastMicroBatches(ZeROStrategy):
+    """Let the engine take every micro-batch for the last one of a step."""
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        yield
+
+
+def zero(stage, *, max_persistent=0, strategy=ZeROStrategy, **settings) -> ZeROStrategy:
     """Partition every parameter: by default small ones stay whole once they were gathered."""
     config = {
         "zero_optimization": {
@@ -68,7 +77,7 @@ def zero(stage, *, max_persistent=0, **settings) -> ZeROStrategy:
             "reduce_bucket_size": 20_000,
         }
     }
-    return ZeROStrategy(stage, config=config, timeout_minutes=TIMEOUT_MINUTES, **settings)
+    return strategy(stage, config=config, timeout_minutes=TIMEOUT_MINUTES, **settings)
 
 
 STRATEGIES: dict[str, Any] = {
@@ -82,6 +91,7 @@ STRATEGIES: dict[str, Any] = {
     "zero2 offloaded": lambda: zero(2, offload_optimizer=True),
     "zero3 offloaded": lambda: zero(3, offload_optimizer=True, offload_parameters=True),
     **{f"zero{stage} one": partial(zero, stage) for stage in (1, 2, 3)},
+    "zero2 only last": lambda: zero(2, strategy=OnlyLastMicroBatches),
     "background": lambda: FSDP2Strategy(timeout_minutes=TIMEOUT_MINUTES),
     "one": lambda: FSDP2Strategy(timeout_minutes=TIMEOUT_MINUTES),
     "whole": lambda: FSDP2Strategy(whole_gradients=True, timeout_minutes=TIMEOUT_MINUTES),
