@@ -18,6 +18,10 @@ PRESETS = sorted(
     path.name.removesuffix(".yaml") for path in (files("lit_grpo.configs") / "presets").iterdir()
 )
 
+NORM_TOLERANCES = (2e-6, 1e-5)
+"""Of the two rollout steps. In the second, some objectives enlarge what the weights differ by:
+`vespo` to 4e-6, the others to 2e-6."""
+
 
 @pytest.fixture(scope="module")
 def trained(importer, tmp_path_factory) -> Path:
@@ -47,9 +51,10 @@ def difference(one, other) -> float:
 def test_a_sharded_policy_takes_the_steps_of_ddp(trained, preset, strategy):
     ddp, sharded = load(trained, preset, "ddp"), load(trained, preset, strategy)
     assert difference(*sharded) == 0
-    assert difference(ddp[0], sharded[0]) < 1e-5
-    for one, other in zip(ddp[0]["metrics"], sharded[0]["metrics"], strict=True):
-        assert one["policy/grad_norm"] == pytest.approx(other["policy/grad_norm"], rel=1e-5)
+    assert difference(ddp[0], sharded[0]) < 1e-6
+    norms = [[step["policy/grad_norm"] for step in run[0]["metrics"]] for run in (ddp, sharded)]
+    for one, other, tolerance in zip(*norms, NORM_TOLERANCES, strict=True):
+        assert one == pytest.approx(other, rel=tolerance)
 
 
 def test_every_preset_takes_steps_of_its_own(trained):
