@@ -10,22 +10,27 @@ from tiny import tiny_policy
 
 pytestmark = pytest.mark.slow
 
-HEAD = "chunks, trained head"
+HEAD, ADAPTED = "chunks, trained head", "chunks, adapted head"
 FSDP2 = [
     *(
         f"{case}/{strategy}"
-        for case in ("chunks", HEAD, "rounded")
+        for case in ("chunks", HEAD, ADAPTED, "rounded")
         for strategy in ("ddp", "fsdp2")
     ),
     "chunks, mixed/ddp",
 ]
-ZERO = ["chunks/zero2", "chunks/zero3", "chunks, mixed/zero3", f"{HEAD}/zero2", f"{HEAD}/zero3"]
+ZERO = [
+    *("chunks/zero2", "chunks/zero3", "chunks, mixed/zero3"),
+    *(f"{case}/{strategy}" for case in (HEAD, ADAPTED) for strategy in ("zero2", "zero3")),
+]
 CASES = [
     ("chunks", "fsdp2"),
     (HEAD, "fsdp2"),
+    (ADAPTED, "fsdp2"),
     pytest.param("chunks", "zero2", marks=needs_deepspeed),
     pytest.param("chunks", "zero3", marks=needs_deepspeed),
     pytest.param(HEAD, "zero2", marks=needs_deepspeed),
+    pytest.param(ADAPTED, "zero2", marks=needs_deepspeed),
 ]
 
 
@@ -88,8 +93,9 @@ def test_the_copy_that_is_sent_to_servers_is_whole_and_on_one_rank(results, stra
 
 
 @needs_deepspeed
-def test_a_head_of_several_layers_is_refused_in_stage_3_of_deepspeed(zero):
-    for rank in load(zero, HEAD, "zero3"):
+@pytest.mark.parametrize("case", [HEAD, ADAPTED])
+def test_a_head_of_several_layers_is_refused_in_stage_3_of_deepspeed(zero, case):
+    for rank in load(zero, case, "zero3"):
         assert "model.policy.lora must leave the output layer as it is" in rank["error"]
 
 

@@ -13,9 +13,9 @@ CASE, PLAIN = "compile lora", "shallow lora"
 
 @pytest.fixture(scope="module")
 def directory(importer, tmp_path_factory) -> Path:
-    """Return a directory with two runs under DDP, of which one is compiled."""
+    """Return a directory with two runs under DDP, of which one is compiled, and then resumed."""
     directory = tmp_path_factory.mktemp("compiled")
-    run(importer, directory, f"{PLAIN}/ddp", f"{CASE}/ddp")
+    run(importer, directory, f"{PLAIN}/ddp", f"{CASE}/ddp", f"{CASE}/ddp:ddp:5")
     return directory
 
 
@@ -32,8 +32,10 @@ def assert_as_plain(directory: Path, found: dict[str, torch.Tensor]) -> None:
         torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-5)
 
 
-def test_ddp_trains_compiled_as_without(directory):
-    assert_as_plain(directory, load(directory, CASE, "ddp"))
+def test_ddp_trains_compiled_as_without_and_resumes_bit_identically(directory):
+    whole, resumed = (load(directory, CASE, training) for training in ("ddp", "ddp:ddp:5"))
+    assert_as_plain(directory, whole)
+    assert all(resumed[name].equal(weight) for name, weight in whole.items())
 
 
 def test_fsdp2_goes_on_compiled_from_a_checkpoint_of_ddp(importer, directory):

@@ -33,6 +33,10 @@ CHUNKED = {
         "update": UPDATE,
         "policy": {"lora": LoRA(rank=4, modules_to_save=["lm_head"])},
     },
+    "chunks, adapted head": {
+        "update": UPDATE,
+        "policy": {"lora": LoRA(rank=4, target_modules=["q_proj", "lm_head"])},
+    },
 }
 ROUNDED = "rounded"
 """Directory of a policy in bfloat16."""

@@ -29,9 +29,11 @@ STEPS = "S::test_a_sharded_policy_takes_the_steps_of_ddp"
 OBJECTIVE = "S::test_an_objective_over_ranks_or_models_takes_the_steps_of_ddp"
 PRESET = "P::test_a_sharded_policy_takes_the_steps_of_ddp"
 COMPILED = "S::test_a_compiled_sharded_policy_takes_the_steps_of_ddp"
+DDP_COMPILED = "K::test_ddp_trains_compiled_as_without_and_resumes_bit_identically"
 REFUSED = "S::test_a_compiled_policy_is_refused_in_stage_3_of_deepspeed"
 MIXED = "S::test_deepspeed_takes_the_steps_of_ddp_under_autocast"
 CHUNKS = "C::test_ranks_with_unlike_numbers_of_chunks_take_the_steps_of_ddp"
+HEAD_REFUSED = "C::test_a_head_of_several_layers_is_refused_in_stage_3_of_deepspeed"
 SFT = "S::test_sft_takes_the_steps_of_ddp"
 SETTINGS = "S::test_the_settings_of_deepspeed_change_no_step"
 ATTACHED = "V::test_an_attached_server_gets_all_trained_weights_of_a_sharded_policy"
@@ -89,12 +91,12 @@ COVERED: dict[str, tuple[list[str], ...]] = {
         with_each(OBJECTIVE, ["kl_cov", "teacher"], "zero3"),
     ),
     "`policy.compile` |": (
-        ["K::test_ddp_trains_compiled_as_without"],
+        [DDP_COMPILED],
         [f"{COMPILED}[compile-shallow-fsdp2]", f"{COMPILED}[compile packed-packed-fsdp2]"],
         [*with_each(COMPILED, ["compile packed-packed"], "zero1", "zero2"), REFUSED],
     ),
     "`policy.compile` with LoRA": (
-        ["K::test_ddp_trains_compiled_as_without"],
+        [DDP_COMPILED],
         ["K::test_fsdp2_goes_on_compiled_from_a_checkpoint_of_ddp"],
         ["K::test_deepspeed_trains_compiled_and_resumes_bit_identically", REFUSED],
     ),
@@ -113,8 +115,13 @@ COVERED: dict[str, tuple[list[str], ...]] = {
         [f"{CHUNKS}[chunks, trained head-fsdp2]"],
         [
             f"{CHUNKS}[chunks, trained head-zero2]",
-            "C::test_a_head_of_several_layers_is_refused_in_stage_3_of_deepspeed",
+            f"{HEAD_REFUSED}[chunks, trained head]",
         ],
+    ),
+    "LoRA on the head": (
+        [f"{CHUNKS}[chunks, adapted head-fsdp2]"],
+        [f"{CHUNKS}[chunks, adapted head-fsdp2]"],
+        [f"{CHUNKS}[chunks, adapted head-zero2]", f"{HEAD_REFUSED}[chunks, adapted head]"],
     ),
     "a rank with nothing to train on": steps(SKIPPED),
     "warm-up (SFT)": (
