@@ -55,9 +55,10 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
     known = [*known, *signature(L.Trainer).parameters]
     for name in names:
         if name not in known:
+            hint = did_you_mean(name, known, similarity=0.8)
             raise UserError(
-                f"{name}: Trainer has no such setting.{did_you_mean(name, known)} What other "
-                "trainers call otherwise is in docs/guides/migrate.md."
+                f"{name}: Trainer has no such setting.{hint} What other trainers call otherwise is "
+                "in docs/guides/migrate.md."
             )
 
 
