@@ -75,7 +75,7 @@ def trained(importer, tmp_path_factory) -> Path:
     names += [f"{RESUMED[1]}/{one}" for one in (OTHER_OPTIMIZER, "fsdp2:fsdp2:4:RMSprop")]
     names += ["own engine/ddp", "own engine/fsdp2", "undeclared engine/fsdp2"]
     names += [
-        *("shallow/ddp", "compile/fsdp2", "packed/ddp", "compile packed/fsdp2"),
+        *("shallow/ddp", "compile/fsdp2"),
         *(f"{RESUMED[0]}/{one}" for one in ("background", "fsdp2:background:5")),
     ]
     run(importer, directory, 2, *names)
@@ -103,7 +103,7 @@ def zero(importer, trained) -> Path:
     names += [f"{case}/{now}:{earlier}:5" for case in RESUMED for now, earlier in OTHER_STAGE]
     names += [f"{RESUMED[1]}/zero2:zero2:4:RMSprop"]
     names += [f"plain/{settings}" for settings in ZERO_SETTINGS]
-    names += [f"compile packed/{strategy}" for strategy in ZERO]
+    names += [f"compile/{strategy}" for strategy in ZERO]
     names += [
         "packed/zero2 only last",
         "own engine/zero3",
@@ -263,21 +263,16 @@ def test_under_mixed_precision_the_shards_stay_in_float32(trained):
 
 
 @pytest.mark.parametrize(
-    ("case", "plain", "strategy"),
-    [
-        ("compile", "shallow", "fsdp2"),
-        ("compile packed", "packed", "fsdp2"),
-        pytest.param("compile packed", "packed", "zero1", marks=needs_deepspeed),
-        pytest.param("compile packed", "packed", "zero2", marks=needs_deepspeed),
-    ],
+    "strategy",
+    ["fsdp2", *(pytest.param(one, marks=needs_deepspeed) for one in ("zero1", "zero2"))],
 )
-def test_a_compiled_sharded_policy_takes_the_steps_of_ddp(results, case, plain, strategy):
-    assert_as_under_ddp(results, case, strategy, ddp_case=plain)
+def test_a_compiled_sharded_policy_takes_the_steps_of_ddp(results, strategy):
+    assert_as_under_ddp(results, "compile", strategy, ddp_case="shallow")
 
 
 @needs_deepspeed
 def test_a_compiled_policy_is_refused_in_stage_3_of_deepspeed(zero):
-    for rank in load(zero, "compile packed", "zero3"):
+    for rank in load(zero, "compile", "zero3"):
         assert "policy.compile must be false in stage 3 of DeepSpeed" in rank["error"]
 
 

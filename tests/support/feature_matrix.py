@@ -92,8 +92,8 @@ COVERED: dict[str, tuple[list[str], ...]] = {
     ),
     "`policy.compile` |": (
         [DDP_COMPILED],
-        [f"{COMPILED}[compile-shallow-fsdp2]", f"{COMPILED}[compile packed-packed-fsdp2]"],
-        [*with_each(COMPILED, ["compile packed-packed"], "zero1", "zero2"), REFUSED],
+        [f"{COMPILED}[fsdp2]"],
+        [f"{COMPILED}[zero1]", f"{COMPILED}[zero2]", REFUSED],
     ),
     "`policy.compile` with LoRA": (
         [DDP_COMPILED],

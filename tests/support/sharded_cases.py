@@ -160,10 +160,8 @@ SHALLOW = {"architecture": LLAMA | {"num_hidden_layers": 1}}
 PADDED = SHALLOW | {"packing": False}
 ONE_LAYER = {"lora": LoRA(rank=4, target_modules=["q_proj"])}
 COMPILED: dict[str, dict[str, Any]] = {
-    "shallow": {"policy": PADDED},
-    "compile": {"policy": PADDED | {"compile": True}},
-    "packed": {"policy": SHALLOW},
-    "compile packed": {"policy": SHALLOW | {"compile": True}},
+    "shallow": {"policy": SHALLOW},
+    "compile": {"policy": SHALLOW | {"compile": True}},
     "shallow lora": {"policy": PADDED | ONE_LAYER},
     "compile lora": {"policy": PADDED | ONE_LAYER | {"compile": True}},
 }

@@ -270,7 +270,7 @@ def main() -> None:
         torch.compiler.reset()  # each training builds its own programs
         # That code is generated rightly is no matter of a strategy, and takes minutes. Only FSDP2
         # changes the weights between the passes that autograd is compiled for.
-        backend = "aot_eager" if name == "compile/fsdp2" else "eager"
+        backend = "aot_eager" if name == "compile lora/fsdp2:ddp:5" else "eager"
         torch.compile = partial(plain_compile, backend=backend)
         run = sft if case in SFT else train
         try:

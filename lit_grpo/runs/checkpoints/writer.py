@@ -34,8 +34,9 @@ from lit_grpo.runs.files.space import checkpoint_bytes, warn_of_space
 from lit_grpo.types import saved_state
 from lit_grpo.types.atomic import partial_path, sync_files
 
-_AS_THEY_ARE = {"state_dict", WRITE}
-"""What of a checkpoint is not a state that an object has returned."""
+_WEIGHTS = {"state_dict"}
+_OF_SHARDS = {"state_dict", "optimizer_states", WRITE}
+"""What of a checkpoint `torch.save` does not write."""
 
 
 class CheckpointWriter(TorchCheckpointIO):
@@ -85,8 +86,9 @@ class CheckpointWriter(TorchCheckpointIO):
             return
         self.wait()
         target = Path(path)
+        as_they_are = _OF_SHARDS if is_sharded(checkpoint) else _WEIGHTS
         checkpoint = {
-            name: one if name in _AS_THEY_ARE else saved_state(f"checkpoint.{name}", one)
+            name: one if name in as_they_are else saved_state(f"checkpoint.{name}", one)
             for name, one in checkpoint.items()
         }
         if is_sharded(checkpoint):
