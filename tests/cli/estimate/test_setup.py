@@ -25,7 +25,7 @@ class RoundsAtRandom(AdamW):
     [
         ({"precision": "bf16-true"}, AdamW, "precision must be 32-true or bf16-mixed, got bf16-t"),
         ({"precision": "16-true"}, AdamW, "precision must be 32-true or bf16-mixed, got 16-true"),
-        ({"strategy": "fsdp"}, AdamW, "strategy must be auto, ddp, fsdp2 .* got FSDPStrategy"),
+        ({"strategy": "fsdp"}, AdamW, "strategy must be auto, ddp, fsdp2 .* got fsdp "),
         ({"strategy": "deepspeed_stage_2"}, AdamW, "dtype must be float32 under DeepSpeed"),
         ({"strategy": "fsdp2"}, RoundsAtRandom, "dtype must be float32 with trainer.strategy fsd"),
         ({"strategy": "fsdp2"}, MasterAdamW, "dtype must be float32 with trainer.strategy fsdp2"),
