@@ -29,6 +29,7 @@ from tiny import LLAMA, completion, prompt, tiny_policy
 
 from lit_grpo import callbacks, data, rewards
 from lit_grpo.__main__ import main
+from lit_grpo.cli.estimate.devices import parse_gpus
 from lit_grpo.cli.prepare.recipe import Duplicates, Gold, Recipe, RecipeSource
 from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.judge import Judge, Limits, Price
@@ -314,16 +315,42 @@ def commands() -> list[str]:
     """Every command of any page that reads a config."""
     shell = "".join(block for page in PAGES for block in blocks(page, "sh"))
     lines = shell.replace("\\\n", " ").splitlines()
-    return sorted({line for line in lines if re.match(r"lit-grpo (fit|sft|validate|test) ", line)})
+    reading = r"lit-grpo (fit|sft|validate|test|plan) "
+    return sorted({line for line in lines if re.match(reading, line)})
+
+
+def parsed(line: str, capsys) -> dict:
+    """Return the config of a command of the documentation."""
+    words = shlex.split(line.replace("runs/math", "runs/my"), comments=True)
+    with pytest.raises(SystemExit) as leave:
+        main([*words[1:], "--print_config"])
+    assert leave.value.code == 0
+    return yaml.safe_load(capsys.readouterr().out)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", commands())
 def test_a_command_of_the_documentation_is_valid(line, grpo_run, capsys):
-    with pytest.raises(SystemExit) as leave:
-        main([*shlex.split(line.replace("runs/math", "runs/my"))[1:], "--print_config"])
-    assert leave.value.code == 0
-    assert yaml.safe_load(capsys.readouterr().out)["model"]
+    config = parsed(line, capsys)
+    assert config["model"]
+    if gpus := config.get("gpus"):
+        parse_gpus(gpus)
+
+
+def test_the_commands_of_8_gpus_give_each_one_to_ranks_and_servers_as_the_layouts_say(capsys):
+    shared = []
+    for line in commands():
+        if "launch.num_servers" not in line:
+            continue
+        config = parsed(line, capsys)
+        launch = config["model"]["engine"]["init_args"]["launch"]
+        ranks = [*range(int(config["trainer"]["devices"]))]
+        servers = [*map(int, launch["devices"])]
+        assert len(servers) == launch["num_servers"]
+        assert {*ranks, *servers} == {*range(8)}
+        shared.append(ranks == servers)
+        assert launch["memory_fraction"] < 0.5 or not {*ranks} & {*servers}
+    assert sorted(shared) == [False, True]
 
 
 @pytest.mark.parametrize("number", range(len(blocks(DOCS / "configuration.md", "yaml"))))

@@ -168,6 +168,18 @@ def test_a_job_on_one_machine_has_a_task_for_each_rank_and_gives_servers_the_oth
     gpus = [*range(int(trainer["devices"])), *map(int, launch["devices"])]
     assert gpus == list(range(int(directives(script)["gpus-per-node"])))
     assert launch["num_servers"] == len(launch["devices"])
+    assert launch["memory_fraction"] == 0.9
+
+
+def test_a_job_on_one_machine_with_as_many_ranks_as_gpus_shares_each_with_a_server(here, capsys):
+    (script,) = [path for path in JOBS if path.stem == "one_node"]
+    _, calls = run(script, *arguments(script), SLURM_NTASKS_PER_NODE="8", MEMORY_FRACTION="0.3")
+    config = parsed(training(calls)[1], capsys)
+    launch = config["model"]["engine"]["init_args"]["launch"]
+    gpus = list(map(str, range(int(directives(script)["gpus-per-node"]))))
+    assert config["trainer"]["devices"] in (len(gpus), str(len(gpus)))
+    assert launch["devices"] == gpus
+    assert (launch["num_servers"], launch["memory_fraction"]) == (len(gpus), 0.3)
 
 
 def test_a_job_on_several_machines_starts_servers_where_no_ranks_are(here, capsys, monkeypatch):
