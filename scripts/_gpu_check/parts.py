@@ -25,6 +25,7 @@ from _gpu_check.steps import (
     record_figures,
     train,
 )
+from _gpu_check.variants import check_variants
 
 LIBRARIES = ("torch", "triton", "transformers", "peft", "lightning", "trl", "vllm")
 
@@ -145,5 +146,6 @@ RUN = {
     "tests": tests,
     "equality": check_equality,
     "steps": steps,
+    "variants": check_variants,
     "trl": against_trl,
 }

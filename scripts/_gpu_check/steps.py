@@ -109,10 +109,10 @@ class Observer(L.Callback):
             trainer.should_stop = True
 
 
-def make_module(size: CheckSize) -> GRPOModule:
+def make_module(size: CheckSize, **policy: Any) -> GRPOModule:
     workload = size.workload
     return GRPOModule(
-        Policy(architecture=size.architecture),
+        Policy(architecture=size.architecture, **policy),
         [ShareOfLowTokens(size.model.vocab_size)],
         group_size=workload.group_size,
         sampling=Sampling(max_tokens=workload.max_tokens),
@@ -122,9 +122,18 @@ def make_module(size: CheckSize) -> GRPOModule:
     )
 
 
-def train(device: Device, size: CheckSize, observer: Observer, num_steps: int) -> GRPOModule:
+def train(
+    device: Device,
+    size: CheckSize,
+    observer: Observer,
+    num_steps: int,
+    *,
+    strategy: str | None = None,
+    compiles: bool = False,
+) -> GRPOModule:
     """Train for some steps; the observer keeps what they gave."""
-    module = make_module(size)
+    module = make_module(size, compile=compiles)
+    options = device.trainer_options | ({"strategy": strategy} if strategy else {})
     trainer = L.Trainer(
         max_steps=num_steps,
         precision=device.precision,
@@ -133,7 +142,7 @@ def train(device: Device, size: CheckSize, observer: Observer, num_steps: int) -
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **device.trainer_options,
+        **options,
     )
     num_prompts = size.workload.num_prompts
     trainer.fit(module, PromptLoader(size.prompts(4 * num_prompts), num_prompts))

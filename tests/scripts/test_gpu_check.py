@@ -64,7 +64,8 @@ def test_it_runs_without_a_gpu_and_without_packages_that_a_closed_machine_lacks(
     assert not names["failed"]
     resumed = ("tests", "a resumed training"), ("trl", "beside TRL")
     assert names["skipped"] == set(resumed)
-    assert {part for part, _ in names["passed"]} == {"machine", "tests", "equality", "steps"}
+    parts = {part for part, _ in names["passed"]}
+    assert parts == {"machine", "tests", "equality", "steps", "variants"}
     figures = {one["name"] for one in found["records"] if one["kind"] == "figure"}
     assert {"generation", "update", "waits, update", "MFU of the update"} <= figures
     aims = "MFU of the update", "engine alone", "bare update", "update / bare update"
@@ -125,6 +126,14 @@ def test_a_failed_check_is_the_exit_code(tmp_path):
         pytest.skip("needs a machine without a GPU")
     result = run_program([sys.executable, SCRIPT, *words], tmp_path, exit_code=1)
     assert "the part machine" in result.stdout
+
+
+def test_the_steps_of_both_models_have_time_however_long_the_parts_before_them_take():
+    before = list(runner.PARTS)[: list(runner.PARTS).index("steps")]
+    taken = sum(runner.PARTS[name].most for name in before)
+    left = 60 * runner.MINUTES - runner.SHUTDOWN_SECONDS - taken
+    assert before == ["machine", "tests", "equality"]
+    assert left >= runner.PARTS["steps"].least + aims.LEAST_SECONDS
 
 
 def test_equality_passes_on_a_cpu(recorder):

@@ -1,0 +1,52 @@
+"""The ways of a step that only a GPU shows are tried one by one, and run on a CPU as well."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from forked import run_in_processes
+
+findings, sizes, variants = (
+    importlib.import_module(f"_gpu_check.{name}") for name in ("findings", "sizes", "variants")
+)
+Device = importlib.import_module("_gpu_check.device").Device
+
+
+def statuses(path: Path) -> dict[str, str]:
+    found = (one for one in findings.read(path) if one["kind"] == "finding")
+    return {one["name"]: one["status"] for one in found}
+
+
+def statuses_of_variants(path: Path, tried: dict[str, dict]) -> dict[str, str]:
+    """Return what variants give on the CPU, in a process that may become one of a group."""
+    recorder = findings.Recorder("variants", path, time.monotonic() + 60)
+    variants.VARIANTS = tried
+    variants.check_variants(recorder, Device("cpu"), sizes.TINY)
+    return statuses(path)
+
+
+@pytest.mark.slow  # compiles, and so takes seconds
+def test_steps_with_fsdp2_and_compiled_ones_train(tmp_path):
+    tried = variants.VARIANTS
+    (found,) = run_in_processes(partial(statuses_of_variants, tmp_path / "records", tried))
+    assert len(found) == 2 * len(tried) == 4
+    assert {*found.values()} == {"passed"}
+
+
+def test_a_variant_that_fails_leaves_the_next_one_alone(tmp_path):
+    tried = {"failing": {"strategy": "none"}, "FSDP2": {"strategy": "fsdp2"}}
+    (found,) = run_in_processes(partial(statuses_of_variants, tmp_path / "records", tried))
+    assert found.pop("failing") == "failed"
+    assert len(found) == 2
+    assert {*found.values()} == {"passed"}
+
+
+@pytest.mark.parametrize(("device", "seconds"), [("cpu", 5), ("pretend", 60)])
+def test_variants_are_skipped_without_time_and_on_the_stand_in(device, seconds, tmp_path):
+    recorder = findings.Recorder("variants", tmp_path / "records", time.monotonic() + seconds)
+    variants.check_variants(recorder, Device(device), sizes.TINY)
+    assert statuses(recorder.path) == dict.fromkeys(variants.VARIANTS, "skipped")
