@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import lightning as L
@@ -230,13 +231,27 @@ class Running:
         """Return the shortest time of all steps but the first, as the plan measures its rates."""
         return min(self.times[name][1:])
 
+    def ratio(self, name: str, other: Running, of_other: str) -> float:
+        """Return the median ratio to the time of another stage, of steps taken beside each other.
 
-def measure_in_turns(cases: list[dict[str, Any]], rounds: int) -> list[Running]:
+        The first ones are left out. Both are as slow as the machine is at that moment, while the
+        shortest times of two trainings may come from moments of unlike load.
+        """
+        pairs = zip(self.times[name][1:], other.times[of_other][1:], strict=True)
+        return median(mine / theirs for mine, theirs in pairs)
+
+
+def take_turns(running: Sequence[Running], rounds: int) -> None:
     """Take steps of all trainings in turns, in a reversed order every other time."""
-    running = [Running(case) for case in cases]
-    for number in range(rounds + 1):
+    for number in range(rounds):
         for one in running if number % 2 else reversed(running):
             one.step()
+
+
+def measure_in_turns(cases: list[dict[str, Any]], rounds: int) -> list[Running]:
+    """Start trainings and take this many steps of each in turns, after a first one."""
+    running = [Running(case) for case in cases]
+    take_turns(running, rounds + 1)
     return running
 
 
