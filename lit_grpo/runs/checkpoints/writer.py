@@ -36,7 +36,7 @@ from lit_grpo.types.atomic import partial_path, sync_files
 
 _WEIGHTS = {"state_dict"}
 _OF_SHARDS = {"state_dict", "optimizer_states", WRITE}
-"""What of a checkpoint `torch.save` does not write."""
+"""Parts of a sharded checkpoint that `torch.save` does not write."""
 
 
 class CheckpointWriter(TorchCheckpointIO):
