@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from forked import run_in_processes
+from live_bytes import LiveBytes
 from tiny import LLAMA, perturbed, tiny_policy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -134,3 +136,21 @@ def test_a_reference_refreshed_in_part_is_a_moving_average():
     expected = [0.75 * start + 0.25 * current for start, current in pairs]
     for moved, wanted in zip(policy.reference_model.parameters(), expected, strict=True):
         torch.testing.assert_close(moved, wanted)
+
+
+def peak_with_a_reference() -> tuple[int, int]:
+    """Return the most bytes on a GPU while a policy and its reference go there, and of a model."""
+    from pretend_device import DEVICE, PretendTensor, pretend_device
+
+    with pretend_device():
+        policy = Policy(architecture=LLAMA)
+        with LiveBytes(lambda one: one.inner if isinstance(one, PretendTensor) else None) as live:
+            policy.load(with_reference=True)
+            policy.to(DEVICE)
+        assert all(isinstance(one.data, PretendTensor) for one in policy.parameters())
+    return live.peak, sum(one.nbytes for one in policy.model.parameters())
+
+
+def test_a_reference_never_doubles_what_two_models_take_on_a_gpu():
+    ((peak, of_a_model),) = run_in_processes(peak_with_a_reference)
+    assert 2 * of_a_model <= peak < 2.1 * of_a_model
