@@ -37,7 +37,8 @@ def refuse_numbers(parser: Any, invocation: Invocation) -> None:
         if found and lists.get(found["key"]):
             items = lists[found["key"]]
             raise UserError(f"{name}: {_explain(parser, items, **found.groupdict())}")
-        _update(lists, {name: value_of(value)})
+        if (given := value_of(value)) != []:  # which stands before each list that replaces another
+            _update(lists, {name: given})
 
 
 def _pairs(arguments: tuple[str, ...]) -> Iterator[tuple[str, str]]:

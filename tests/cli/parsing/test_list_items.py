@@ -66,3 +66,13 @@ def test_callbacks_are_told_the_same(here, capsys):
     assert main(["fit", "--config", "debug", "--trainer.callbacks.0.wrong=1"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: trainer.callbacks.0.wrong: Checkpoints has no such key. It has")
+
+
+def test_the_item_is_one_of_the_list_that_replaces_another(here, capsys):
+    config = BASE | {"model": BASE["model"] | {"rewards": ["MathReward"]}}
+    (here / "my.yaml").write_text(yaml.safe_dump(config))
+    (here / "more.yaml").write_text(yaml.safe_dump({"model": {"rewards": ITEMS[::-1]}}))
+    files = ["--config", "my.yaml", "--config", "more.yaml"]
+    assert main(["fit", *files, "--model.rewards.0.weight", "0.3"]) == 2
+    said = "an argument sets only the last item of a list, here MathReward. Set weight of FormatRew"
+    assert capsys.readouterr().err.startswith(f"error: model.rewards.0.weight: {said}")
