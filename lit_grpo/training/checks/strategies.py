@@ -100,13 +100,14 @@ def _why_refused(kind: type, strategy: str | Strategy, start_method: str | None)
         return _OF_NAMES
     if isinstance(strategy, str) and strategy.endswith("_nvme"):
         return _OF_NVME
-    if issubclass(kind, DDPStrategy) and start_method not in (None, "popen"):
-        return _OF_COPIES
     if issubclass(kind, (FSDP2Strategy, ZeROStrategy)):
         return ""
-    whys = [why for refused, why in _WHY_REFUSED if issubclass(kind, refused)]
-    is_known = issubclass(kind, (SingleDeviceStrategy, DDPStrategy))
-    return whys[0] if whys else "" if is_known else _OF_OTHERS
+    for refused, why in _WHY_REFUSED:
+        if issubclass(kind, refused):
+            return why
+    if issubclass(kind, DDPStrategy) and start_method not in (None, "popen"):
+        return _OF_COPIES
+    return "" if issubclass(kind, (SingleDeviceStrategy, DDPStrategy)) else _OF_OTHERS
 
 
 def refuse_precision(precision: str) -> None:
