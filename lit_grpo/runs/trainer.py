@@ -83,7 +83,7 @@ class Trainer(L.Trainer):
         **settings: Any,
     ) -> None:
         silence_chatter()
-        refuse_unknown(settings, known=signature(Trainer).parameters)
+        refuse_unknown(settings, known=signature(Trainer).parameters.keys() - {"settings"})
         refuse_float16(settings.get("precision"))
         refuse_durations(settings.get("max_time"))
         check_type("run_dir", run_dir, (str, Path))

@@ -57,8 +57,8 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
         if name not in known:
             hint = did_you_mean(name, known, similarity=0.8)
             raise UserError(
-                f"{name}: Trainer has no such setting.{hint} What other trainers call otherwise is "
-                "in docs/guides/migrate.md."
+                f"{name}: Trainer has no such setting.{hint} For settings of other trainers see "
+                "docs/guides/migrate.md."
             )
 
 
