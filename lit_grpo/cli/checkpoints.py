@@ -76,10 +76,10 @@ def _find(run_dir: Path, before_step: int | None) -> Found:
         path: read_manifest(path) for path in paths if not (path.name == LAST and path.is_symlink())
     }
     if not found:
-        left = " ".join(_describe_leftovers(run_dir / "checkpoints"))
-        inside = sorted(str(one.parent) for one in run_dir.glob("*/checkpoints"))
-        hint = f"Did you mean {list_some(inside, 3)}?" if inside else left
-        raise UserError(f"{run_dir} has no checkpoint. {hint}".strip())
+        hints = _describe_leftovers(run_dir / "checkpoints")
+        if inside := sorted(str(one.parent) for one in run_dir.glob("*/checkpoints")):
+            hints.append(f"Did you mean {list_some(inside, 3)}?")
+        raise UserError(" ".join([f"{run_dir} has no checkpoint.", *hints]))
     if before_step is None:
         return found
     steps = {path: one.rollout_step for path, one in found.items() if one is not None}

@@ -165,6 +165,16 @@ def test_a_run_that_is_training_is_not_recovered(run, capsys):
     assert os.readlink(run / "checkpoints/last.ckpt") == "step_000030.ckpt"
 
 
+def test_files_of_a_killed_save_are_named_also_if_another_run_is_inside(tmp_path, capsys):
+    write(tmp_path / "inner", 10)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/step_000001.ckpt.earlier").write_bytes(b"x")
+    code, said = shown(capsys, str(tmp_path))
+    assert code == 2
+    assert "step_000001.ckpt is missing" in said.err
+    assert f"Did you mean {tmp_path}/inner?" in said.err
+
+
 HOLD_THE_LOCK = """
 import sys
 from pathlib import Path
