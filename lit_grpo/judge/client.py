@@ -93,8 +93,8 @@ class JudgeClient:
             problem = "does not answer a test question yet"
             if failure.outcome is Outcome.PARSE_ERROR:
                 problem = (
-                    "answers, but not a test question as asked, which matters only if it does so "
-                    "with the questions of rewards"
+                    "answered a test question in another form than was asked for, which matters "
+                    "only if it answers the questions of rewards like this, too"
                 )
             log.warning("judge %s %s: %s", self.judge.model, problem, failure)
 

@@ -453,7 +453,7 @@ def test_an_unreadable_answer_at_the_start_says_what_was_asked_for(server, caplo
     server.script(writes('{"score": 3}'))
     with caplog.at_level(logging.WARNING):
         check_access(server.judge(limits={"num_retries": 0}))
-    assert "answers, but not a test question as asked, which matters only if" in caplog.text
+    assert "answered a test question in another form than was asked for" in caplog.text
     assert """no JSON object with 'answer': '{"score": 3}'""" in caplog.text
 
 
