@@ -29,13 +29,16 @@ def saved_state(key: str, state: Any) -> Any:
     Raises:
         UserError: it has a value that a resumed run could not read.
     """
-    if isinstance(state, np.generic):
-        return state.item()
+    if isinstance(state, np.generic) and not isinstance(number := state.item(), np.generic):
+        return saved_state(key, number)  # which refuses dates
     kind = type(state)
     if kind in _DICTS:
         return kind(_items(key, state.items()))
     if kind in _LISTS:
-        return kind(saved_state(f"{key}.{n}", one) for n, one in enumerate(state))
+        return kind(
+            one if type(one) in _READABLE else saved_state(f"{key}.{n}", one)
+            for n, one in enumerate(state)
+        )
     if isinstance(state, torch.Tensor) or kind in _READABLE or _is_readable(state):
         return state
     raise UserError(

@@ -42,6 +42,8 @@ def test_numbers_of_numpy_become_plain_wherever_they_are_and_all_can_be_read():
         (np.zeros(2), "numpy.ndarray"),
         (defaultdict(int), "collections.defaultdict"),
         (lambda: 0, "builtins.function"),
+        (np.datetime64("2026-11-28"), "datetime.date"),
+        (np.longdouble(0.5), "numpy.longdouble"),
     ],
 )
 def test_a_value_that_torch_would_not_read_is_refused_by_its_place(value, said):
