@@ -180,12 +180,13 @@ class PolicyModule(L.LightningModule):
             UserError: it cannot be made.
         """
         try:
-            return choose_fused(use_plain_numbers(self.make_optimizer(parameters)))
+            optimizer = choose_fused(self.make_optimizer(parameters))
         except (TypeError, ValueError) as error:
             hint = "; are all of its settings numbers?" if isinstance(error, TypeError) else ""
             raise UserError(
                 f"optimizer must be one that can be made ({error}{hint}). Set model.optimizer."
             ) from error
+        return use_plain_numbers(optimizer)
 
     def num_optimizer_steps(self) -> int:
         """Return the optimizer steps of the whole run, for the schedule.
