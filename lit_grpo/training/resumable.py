@@ -24,11 +24,11 @@ from lit_grpo.policy.files.model_source import (
 )
 from lit_grpo.training.base import PolicyModule
 from lit_grpo.training.checks.same_run import (
-    changed_settings,
     plain_settings,
     refuse_other_policy,
 )
 from lit_grpo.training.optimizer.settings import by_key
+from lit_grpo.types import changed_settings
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from lit_grpo.types.events import RunningStage, Stage, StageProgress, StopReason
 from lit_grpo.types.field_types import check_fields, check_init, check_value
 from lit_grpo.types.functions import defined_at, unfit_signature, users_traceback
 from lit_grpo.types.json_text import parse_json
-from lit_grpo.types.plain import import_path, plain_value
+from lit_grpo.types.plain import changed_settings, import_path, plain_value
 from lit_grpo.types.rollouts import (
     Completion,
     FinishReason,
@@ -74,6 +74,7 @@ __all__ = [
     "UserCodeFailed",
     "UserError",
     "as_rank_lost",
+    "changed_settings",
     "check_fields",
     "check_init",
     "check_range",

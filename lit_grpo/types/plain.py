@@ -1,4 +1,4 @@
-"""Settings as plain values, which any file can hold."""
+"""Settings as plain values, which any file can hold, and what differs in them."""
 
 from __future__ import annotations
 
@@ -44,3 +44,9 @@ def plain_value(value: Any, name: Callable[[Any], str] = bare_name) -> Any:
         ordered = value if isinstance(value, list | tuple) else sorted(value, key=str)
         return [plain_value(inner, name) for inner in ordered]
     return name(value)
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what differs in settings that both have; releases differ in their keys."""
+    both = sorted(before.keys() & now.keys())
+    return [f"{one}: {before[one]} -> {now[one]}" for one in both if before[one] != now[one]]

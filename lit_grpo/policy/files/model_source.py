@@ -14,7 +14,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from lit_grpo.policy.files.weight_files import safetensors_files
 from lit_grpo.policy.lora import base_of, is_adapter
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, changed_settings
 
 NUM_PLACES, SAMPLED_BYTES = 16, 64
 """Each weight is compared at so many places, and so many bytes at each."""
@@ -97,13 +97,7 @@ def refuse_other_settings(checkpoint: Mapping[str, Any], computed_by: Mapping[st
     Raises:
         UserError: a setting is another one.
     """
-    of_run = checkpoint.get("run_settings", {})
-    changed = [
-        f"{key}: {of_run[key]} -> {value}"
-        for key, value in computed_by.items()
-        if key in of_run and of_run[key] != value
-    ]
-    if changed:
+    if changed := changed_settings(checkpoint.get("run_settings", {}), computed_by):
         raise UserError(
             "the checkpoint was trained with other settings of the policy, with which its weights "
             f"compute something else: {'; '.join(changed)}. Set them as in that run (model.policy, "

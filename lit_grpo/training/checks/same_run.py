@@ -16,7 +16,7 @@ from torch import nn
 
 from lit_grpo.policy.files.model_source import OTHER_POLICY, refuse_other_shape
 from lit_grpo.policy.sharding import whole_shape
-from lit_grpo.types import UserError, plain_value
+from lit_grpo.types import UserError, changed_settings, plain_value
 
 log = logging.getLogger(__name__)
 
@@ -104,12 +104,6 @@ class RunSettings:
                 "go on with the same rewards, stop, and put the earlier code back.",
                 ", ".join(f"reward {name!r}" for name in changed),
             )
-
-
-def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return what differs in settings that both have; releases differ in their keys."""
-    both = sorted(before.keys() & now.keys())
-    return [f"{one}: {before[one]} -> {now[one]}" for one in both if before[one] != now[one]]
 
 
 def refuse_other_policy(module: nn.Module, saved: Mapping[str, Any], reloaded: Set[str]) -> None:
