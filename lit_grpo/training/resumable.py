@@ -97,7 +97,7 @@ class ResumableModule(PolicyModule):
     def _changed_optimizer_settings(self) -> list[str]:
         """Return what differs in the settings that both optimizers have.
 
-        Of another class, how it takes a step says nothing.
+        After a change of class, `foreach` and `fused`, which have other defaults, are left out.
         """
         earlier, now = self._earlier_optimizer_settings, self._optimizer_settings
         ignored = {f"{SETTING}.{name}" for name in ("foreach", "fused")}
