@@ -86,12 +86,13 @@ class CheckpointWriter(TorchCheckpointIO):
             return
         self.wait()
         target = Path(path)
-        as_they_are = _OF_SHARDS if is_sharded(checkpoint) else _WEIGHTS
+        has_shards = is_sharded(checkpoint)
+        as_they_are = _OF_SHARDS if has_shards else _WEIGHTS
         checkpoint = {
             name: one if name in as_they_are else saved_state(f"checkpoint.{name}", one)
             for name, one in checkpoint.items()
         }
-        if is_sharded(checkpoint):
+        if has_shards:
             self._save_directory(checkpoint, target)
             return
         target.parent.mkdir(parents=True, exist_ok=True)
