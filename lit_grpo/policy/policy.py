@@ -24,7 +24,13 @@ from lit_grpo.policy.body_and_head import (
 )
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.policy.chat_template import end_tokens
-from lit_grpo.policy.files.loading import build_model, load_model, load_tokenizer, outline_model
+from lit_grpo.policy.files.loading import (
+    architecture_settings,
+    build_model,
+    load_model,
+    load_tokenizer,
+    outline_model,
+)
 from lit_grpo.policy.files.model_files import file_bytes, save_model
 from lit_grpo.policy.files.model_source import ModelSource
 from lit_grpo.policy.files.shard_loading import (
@@ -125,11 +131,15 @@ class Policy(nn.Module):
 
     def computed_by(self) -> dict[str, Any]:
         """Return the settings that decide what its weights compute, by their keys."""
-        sections = {"lora": self.lora and asdict(self.lora), "architecture": self.architecture}
+        sections: dict[str, dict[str, Any]] = {}
+        if self.lora is not None:
+            sections["lora"] = asdict(self.lora)
+        if self.architecture is not None:
+            sections["architecture"] = architecture_settings(self.architecture, self.tokenizer)
         return {
             f"model.policy.{section}.{name}": plain_value(value)
             for section, settings in sections.items()
-            for name, value in (settings or {}).items()
+            for name, value in settings.items()
         }
 
     @property

@@ -38,6 +38,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer*", "vocab*", "merges.txt", "*.mo
 """Files of which a directory with a tokenizer has at least one."""
 READ_AS_OTHERS = {"model_type", "rope_theta", "rope_scaling", "partial_rotary_factor"}
 """Fields of earlier versions of `transformers`, which it makes others of."""
+COMPUTE_NOTHING = {"use_cache", "initializer_range", "pretraining_tp"}
+"""Fields of an architecture that leave what its weights compute as it is."""
 SIMILARITY_OF_MISTYPED = 0.85
 
 
@@ -144,6 +146,36 @@ def build_model(
     attn_implementation: str | None,
 ) -> PreTrainedModel:
     """Build a causal model with random weights for the vocabulary of a tokenizer."""
+    config = _build_config(architecture, tokenizer)
+    _check_keys(architecture, config)
+    factory: Any = AutoModelForCausalLM  # transformers does not annotate from_config
+    model: PreTrainedModel = factory.from_config(
+        _without_dropout(config),
+        dtype=getattr(torch, dtype),
+        attn_implementation=attn_implementation,
+    )
+    return model
+
+
+def architecture_settings(
+    architecture: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """Return what decides what a model of this architecture computes, also where it is a default.
+
+    These are the fields of its own config, without those that all models have.
+    """
+    of_all = {*PreTrainedConfig().to_dict()} - {*architecture}
+    settings = _without_dropout(_build_config(architecture, tokenizer)).to_dict()
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in of_all | COMPUTE_NOTHING and not name.endswith("_token_id")
+    }
+
+
+def _build_config(
+    architecture: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedConfig:
     tokens = {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
@@ -151,7 +183,7 @@ def build_model(
         "bos_token_id": tokenizer.bos_token_id,
     }
     try:
-        config = AutoConfig.for_model(**{**tokens, **architecture})
+        config: PreTrainedConfig = AutoConfig.for_model(**{**tokens, **architecture})
     except (KeyError, ValueError, TypeError, StrictDataclassError) as error:
         reason = str(error.__cause__ or error).rstrip(".")
         if ABOUT_MODEL_TYPE.search(reason):
@@ -162,14 +194,7 @@ def build_model(
             "model.policy.architecture to the fields of a transformers config, including its "
             "model_type."
         ) from None
-    _check_keys(architecture, config)
-    factory: Any = AutoModelForCausalLM  # transformers does not annotate from_config
-    model: PreTrainedModel = factory.from_config(
-        _without_dropout(config),
-        dtype=getattr(torch, dtype),
-        attn_implementation=attn_implementation,
-    )
-    return model
+    return config
 
 
 def _check_keys(architecture: Mapping[str, Any], config: PreTrainedConfig) -> None:
