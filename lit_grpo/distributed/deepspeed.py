@@ -132,6 +132,7 @@ class ZeROStrategy(DeepSpeedStrategy):
 
     def setup_distributed(self) -> None:
         if isinstance(self.accelerator, CPUAccelerator):
+            leave_out_shared_memory()
             self.set_world_ranks()
             self._init_deepspeed_distributed()
         else:
@@ -272,6 +273,17 @@ class ZeROStrategy(DeepSpeedStrategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Do nothing: `load_checkpoint` has loaded the weights."""
+
+
+def leave_out_shared_memory() -> None:
+    """Let DeepSpeed send by gloo only.
+
+    It would compile operators that reduce through shared memory, for about a minute, and only its
+    inference uses them. If it is killed meanwhile, every later start waits for its lock.
+    """
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def _read(path: Path, weights_only: bool | None, *, with_optimizers: bool = True) -> dict[str, Any]:

@@ -1,7 +1,14 @@
 """The settings of DeepSpeed; `tests/end_to_end/test_sharded.py` trains under it."""
 
+import sys
+from importlib import import_module
+
 import pytest
-from lightning.pytorch.strategies import StrategyRegistry
+import torch
+from forked import run_in_processes
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.strategies import DeepSpeedStrategy, StrategyRegistry
 from needs import needs_deepspeed
 
 from lit_grpo.distributed import deepspeed
@@ -56,3 +63,37 @@ def test_further_settings_are_merged_with_those_of_the_stage():
     assert config["zero_optimization"]["overlap_comm"] is False
     assert config["zero_optimization"]["contiguous_gradients"] is True
     assert config["wall_clock_breakdown"] is True
+
+
+def test_a_program_that_makes_its_trainer_first_finds_the_names_as_well():
+    def find() -> str:
+        for name in [one for one in sys.modules if one.startswith("lit_grpo")]:
+            del sys.modules[name]
+        StrategyRegistry.pop("fsdp2", None)
+        StrategyRegistry.register("deepspeed_stage_2", DeepSpeedStrategy, override=True)
+        import_module("lit_grpo").Trainer  # noqa: B018 - loads it
+        return StrategyRegistry["deepspeed_stage_2"]["strategy"].__module__
+
+    assert run_in_processes(find) == ["lit_grpo.distributed.deepspeed"]
+
+
+@needs_deepspeed
+def test_a_start_neither_compiles_nor_waits_for_one_that_was_killed_while_it_compiled(
+    tmp_path, monkeypatch
+):
+    lock = tmp_path / "deepspeed_shm_comm" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+
+    def connect() -> bool:
+        strategy = ZeROStrategy()
+        strategy.accelerator = CPUAccelerator()
+        strategy.cluster_environment = LightningEnvironment()
+        strategy.parallel_devices = [torch.device("cpu")]
+        strategy.setup_distributed()
+        return torch.distributed.is_initialized()
+
+    assert run_in_processes(connect) == [True]
+    assert [*tmp_path.rglob("*")] == [lock.parent, lock]

@@ -47,7 +47,7 @@ OTHERS = [
     "transformers.models.llama.modeling_llama",
     "held_writing",
     "holds",
-    *(["deepspeed_over_gloo"] if find_spec("deepspeed") else []),
+    *(["deepspeed"] if find_spec("deepspeed") else []),
 ]
 """Modules that are imported as well."""
 

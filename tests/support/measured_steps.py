@@ -303,8 +303,6 @@ def _measured(case: dict[str, Any]) -> dict[str, int]:
     for name, method in stages.items():
         watch(name, method)
     ranks, strategy = case.get("ranks", 1), case.get("strategy", "auto")
-    if "deepspeed" in strategy:
-        import deepspeed_over_gloo  # noqa: F401 - saves a minute
     num_steps = case["steps"] * module.update.optimizer_steps
     trainer = make_trainer(max_steps=num_steps, devices=ranks, strategy=strategy)
     trainer.fit(module, datamodule=OfRank(case))

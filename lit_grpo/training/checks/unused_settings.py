@@ -1,4 +1,4 @@
-"""Find settings that do nothing in combination with the others."""
+"""Find settings that, with the others, do nothing or not what they are for."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ _NO_LOWER_BOUND = ("cispo", "sapo", "vespo", "none")
 _NO_UPPER_BOUND = ("sapo", "vespo", "none")
 _ONLY_IN_SURROGATE = ("ratio", "sampler_correction", "sampler_masks", "off_policy_threshold")
 
+_K1_IN_LOSS = (
+    "model.objective.kl.estimator k1 with kl.place: loss does not hold the policy near the "
+    "reference: its expected gradient is 0 for tokens of the policy itself, and after further "
+    "updates it only lowers their probability. Set model.objective.kl.gradient to k2, which is "
+    "the gradient of the KL divergence, or kl.place to reward."
+)
+
 _READ_BY_A_FUNCTION = (
     "function", "ratio", "clip_low", "clip_high", "old_logprobs", "kl", "overlong_filtering"
 )  # fmt: skip
@@ -22,9 +29,12 @@ _READ_BY_A_FUNCTION = (
 def settings_without_effect(
     objective: Objective, advantage: AdvantageConfig, update: UpdateConfig
 ) -> list[str]:
-    """Return one sentence for each setting that differs from its default and has no effect."""
+    """Return what to say of each setting that differs from its default and has not its effect."""
     found = [*_of_objective(objective, update), *_of_advantage(advantage)]
-    return [f"model.{key} has no effect with {other}." for key, other in found]
+    messages = [f"model.{key} has no effect with {other}." for key, other in found]
+    kl, has_loss = objective.kl, objective.function is None
+    is_plain = kl.is_in_loss and kl.gradient == "estimator" and not kl.importance
+    return [*messages, _K1_IN_LOSS] if has_loss and is_plain and kl.estimator == "k1" else messages
 
 
 def _of_objective(objective: Objective, update: UpdateConfig) -> Iterator[tuple[str, str]]:
@@ -56,8 +66,6 @@ def _of_terms(objective: Objective, update: UpdateConfig) -> Iterator[tuple[str,
         yield from ((f"objective.kl.{key}", "kl.coef: 0") for key in _changed(kl))
     elif kl.target is None and "horizon" in _changed(kl):
         yield "objective.kl.horizon", "kl.target: null"
-    if kl.is_in_loss and kl.estimator == "k1" and kl.gradient == "estimator" and not kl.importance:
-        yield "objective.kl.estimator k1", "kl.place: loss alone (its expected gradient is 0)"
     if objective.distillation.coef == 0 and objective.distillation.top_k is not None:
         yield "objective.distillation.top_k", "distillation.coef: 0"
     if entropy.target is None:

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
 
-from lit_grpo.distributed.deepspeed import ZeROStrategy
+from lit_grpo.distributed.deepspeed import ZeROStrategy, leave_out_shared_memory
 from lit_grpo.distributed.deepspeed_engine import ZeROSharding
 from lit_grpo.distributed.fsdp2 import FSDP2Sharding
 from lit_grpo.policy import LoRA, Policy
@@ -83,9 +83,9 @@ def connect(store: Path, rank: int) -> None:
 def zero_3() -> ZeROSharding:
     """Return the sharding of stage 3 of DeepSpeed before there is an engine."""
     os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": str(torch.distributed.get_rank())}
-    import deepspeed_over_gloo  # noqa: F401 - saves a minute
     from deepspeed.comm import init_distributed
 
+    leave_out_shared_memory()
     init_distributed("gloo", verbose=False)
     strategy: Any = SimpleNamespace(stage=3, engine=None, is_training=True)
     strategy.config = ZeROStrategy(3).config

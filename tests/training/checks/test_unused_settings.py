@@ -57,7 +57,7 @@ def named(objective=Objective(), advantage=AdvantageConfig(), **update) -> list[
             Objective(kl=KLTerm(coef=0.1, horizon=5)),
             "kl.horizon has no effect with kl.target",
         ),
-        (Objective(kl=KLTerm(coef=0.1, estimator="k1")), "kl.estimator k1 has no effect with"),
+        (Objective(kl=KLTerm(coef=0.1, estimator="k1")), "kl.estimator k1 with kl.place: loss"),
         (Objective(entropy=EntropyTerm(coef_max=0.5)), "entropy.coef_max has no effect with"),
         (Objective(sft=SFTTerm(min_reward=0.5)), "sft.min_reward has no effect with sft.coef: 0"),
         (
@@ -100,6 +100,7 @@ def test_a_setting_of_the_advantage_without_effect_is_named():
         Objective(surrogate=own, clip_high=0.28),  # it may read them
         Objective(kl=KLTerm(coef=0.1, estimator="k1", place="reward")),
         Objective(kl=KLTerm(coef=0.1, estimator="k1", gradient="k2")),
+        Objective(kl=KLTerm(coef=0.1, estimator="k1"), function=own),  # it may use it rightly
         Objective(kl=KLTerm(coef=0.1, target=0.1, horizon=5)),
     ],
 )
