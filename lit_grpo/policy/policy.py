@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +34,6 @@ from lit_grpo.policy.files.model_files import file_bytes, save_model
 from lit_grpo.policy.files.model_source import ModelSource
 from lit_grpo.policy.files.shard_loading import (
     copy_shards,
-    copy_without_weights,
     drop_placeholders,
     files_to_read_in_parts,
     load_shards,
@@ -44,7 +42,8 @@ from lit_grpo.policy.files.shard_loading import (
 from lit_grpo.policy.lora import LoRA, add_lora, is_adapter
 from lit_grpo.policy.named_weights import base_weights, gather
 from lit_grpo.policy.packed.packed_attention import same_attention
-from lit_grpo.policy.sharding import WHOLE, Sharding, whole, whole_shape
+from lit_grpo.policy.reference import frozen_copy, frozen_values, move_towards, swapped
+from lit_grpo.policy.sharding import WHOLE, Sharding, whole_shape
 from lit_grpo.types import UserError, check_init, plain_value, setting_error
 
 
@@ -185,8 +184,7 @@ class Policy(nn.Module):
         self.loaded_from = None if self.path is None else ModelSource.of(self.path)
         use_packing = self.packing and runs_packs(model)
         if with_reference and self.lora is None:
-            copied = copy_without_weights(model) if sharding.loads_parts else deepcopy(model)
-            self.reference_model = copied.requires_grad_(False)
+            self.reference_model = frozen_copy(model, has_weights=not sharding.loads_parts)
         if self.gradient_checkpointing:
             self._checkpoint_layers(model)
         self.model = model if self.lora is None else add_lora(model, self.lora)
@@ -197,7 +195,7 @@ class Policy(nn.Module):
         check_body_and_head(model, sharding)
         use_packing = use_packing and runs_packs_rightly(model, sharding)
         if refreshes_reference and self.lora is not None:
-            self.reference_adapter = _frozen_copy(self.trainable_parameters())
+            self.reference_adapter = frozen_values(self.trainable_parameters())
         self.causal_model = BodyAndHead(
             model, use_packing=use_packing, compile=self.compile_forward, sharding=sharding
         )
@@ -270,20 +268,16 @@ class Policy(nn.Module):
             with self.model.disable_adapter():
                 yield self.causal_model
         else:
-            with _swapped(self.trainable_parameters(), self.reference_adapter):
+            with swapped(self.trainable_parameters(), self.reference_adapter):
                 yield self.causal_model
 
-    @torch.no_grad()
     def refresh_reference(self, mix: float) -> None:
         """Move the reference towards the policy, to ``mix * policy + (1 - mix) * reference``."""
         if self.reference_adapter is not None:
-            pairs = zip(self.reference_adapter.buffers(), self.trainable_parameters(), strict=True)
+            move_towards(self.trainable_parameters(), self.reference_adapter.buffers(), mix)
         else:
             assert self.reference_model is not None
-            pairs = zip(self.reference_model.parameters(), self.model.parameters(), strict=True)
-        for reference, current in pairs:
-            with whole([current]), whole([reference], are_written=True):
-                reference.lerp_(current, mix)
+            move_towards(self.model.parameters(), self.reference_model.parameters(), mix)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
@@ -333,31 +327,3 @@ class Policy(nn.Module):
             saved = GenerationConfig.from_pretrained(directory)
             saved.eos_token_id = ends
             saved.save_pretrained(directory)
-
-
-def _frozen_copy(parameters: list[nn.Parameter]) -> nn.Module:
-    """Copy parameters to buffers, which are saved in checkpoints but not optimized."""
-    copies = nn.Module()
-    for number, parameter in enumerate(parameters):
-        with whole([parameter]):
-            copies.register_buffer(str(number), parameter.detach().clone())
-    return copies
-
-
-@contextmanager
-def _swapped(parameters: list[nn.Parameter], others: nn.Module) -> Iterator[None]:
-    """Swap the values of parameters with those of the buffers of a module within the context."""
-
-    @torch.no_grad()
-    def swap() -> None:
-        for parameter, other in zip(parameters, others.buffers(), strict=True):
-            with whole([parameter], are_written=True):
-                value = parameter.clone()  # swapped storage would miss the shards that FSDP keeps
-                parameter.copy_(other)
-                other.copy_(value)
-
-    swap()
-    try:
-        yield
-    finally:
-        swap()
