@@ -36,7 +36,6 @@ from lit_grpo.runs.trainer_settings import (
     refuse_durations,
     refuse_float16,
     refuse_intervals,
-    refuse_unknown,
 )
 from lit_grpo.stopping import (
     ExitCode,
@@ -48,6 +47,7 @@ from lit_grpo.types import (
     check_init,
     check_type,
 )
+from lit_grpo.types.keywords import refuse_unknown
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,8 @@ class Trainer(L.Trainer):
         **settings: Any,
     ) -> None:
         silence_chatter()
-        refuse_unknown(settings, known=signature(Trainer).parameters.keys() - {"settings"})
+        known = {**signature(L.Trainer).parameters, **signature(Trainer).parameters}
+        refuse_unknown("Trainer", settings, known.keys() - {"settings"})
         refuse_float16(settings.get("precision"))
         refuse_durations(settings.get("max_time"))
         check_type("run_dir", run_dir, (str, Path))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from inspect import signature
 from typing import Any
 
 import lightning as L
 
 from lit_grpo.types import UserError, check_range, check_type, setting_error
-from lit_grpo.types.spelling import did_you_mean
 
 TRAINER_DEFAULTS = {
     "enable_model_summary": False,
@@ -41,25 +39,6 @@ _SHARES = (
     "overfit_batches",
 )
 """Settings that are a number of batches, or a share of them."""
-
-
-def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse keywords that the trainer does not have.
-
-    Args:
-        known: Those of its own; it has Lightning's, too.
-
-    Raises:
-        UserError: one is unknown.
-    """
-    known = [*known, *signature(L.Trainer).parameters]
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known, similarity=0.8)
-            raise UserError(
-                f"{name}: Trainer has no such setting.{hint} For settings of other trainers see "
-                "docs/guides/migrate.md."
-            )
 
 
 def refuse_automatic(trainer: L.Trainer, model: L.LightningModule) -> None:

@@ -61,6 +61,7 @@ from lit_grpo.types import (
     check_type,
     check_value,
 )
+from lit_grpo.types.keywords import checks_keywords
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ class GRPOModule(EvaluatedModule):
         UserError: a setting is out of range, or settings contradict each other.
     """
 
+    @checks_keywords
     def __init__(
         self,
         policy: Policy,

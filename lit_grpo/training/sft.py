@@ -36,6 +36,7 @@ from lit_grpo.types import (
     TokenBatch,
     UserError,
 )
+from lit_grpo.types.keywords import checks_keywords
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class SFTModule(EvaluatedModule):
         seed: Seed of all random numbers of the run.
     """
 
+    @checks_keywords
     def __init__(
         self,
         policy: Policy,

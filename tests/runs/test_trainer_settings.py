@@ -128,7 +128,8 @@ def test_a_count_out_of_range_is_refused_before_it_fails_late(settings, message)
         ("max_step", "max_step: Trainer has no such setting. Did you mean max_steps?"),
         ("callback", "Did you mean callbacks?"),
         ("settings", "settings: Trainer has no such setting."),
-        ("per_device_train_batch_size", "no such setting. For settings of other trainers"),
+        ("num_train_epochs", "no such setting. Set max_epochs of Trainer."),
+        ("logging_steps", "no such setting. For settings of other trainers see docs/guides/migr"),
     ],
 )
 def test_an_unknown_keyword_is_named_with_the_one_that_was_meant(name, said, tmp_path):

@@ -1,50 +1,8 @@
-"""Names of TRL, verl and OpenRLHF for keys and values that are called otherwise here."""
+"""Names of TRL, verl and OpenRLHF for values that are called otherwise here."""
 
 from __future__ import annotations
 
 from lit_grpo.cli.commands import BUNDLED
-
-KEYS = {
-    "seed": "seed_everything (or model.seed for the training alone)",
-    "beta": "model.objective.kl.coef",
-    "kl_coef": "model.objective.kl.coef",
-    "kl_loss_coef": "model.objective.kl.coef",
-    "kl_loss_type": "model.objective.kl.estimator",
-    "kl_penalty": "model.objective.kl.estimator",
-    "kl_estimator": "model.objective.kl.estimator",
-    "epsilon": "model.objective.clip_low and clip_high",
-    "clip_ratio": "model.objective.clip_low and clip_high",
-    "clip_ratio_low": "model.objective.clip_low",
-    "epsilon_high": "model.objective.clip_high",
-    "clip_ratio_high": "model.objective.clip_high",
-    "clip_ratio_c": "model.objective.ratio_cap",
-    "loss_type": "model.objective.aggregation (or model.objective.surrogate)",
-    "loss_agg_mode": "model.objective.aggregation",
-    "loss_mode": "model.objective.surrogate",
-    "importance_sampling_level": "model.objective.ratio",
-    "entropy_coeff": "model.objective.entropy.coef",
-    "adv_estimator": "model.advantage.baseline",
-    "advantage_estimator": "model.advantage.baseline",
-    "scale_rewards": "model.advantage.deviation",
-    "learning_rate": "model.optimizer.lr",
-    "lr_scheduler_type": "model.lr_schedule",
-    "num_generations": "model.group_size",
-    "max_completion_length": "model.sampling.max_tokens",
-    "max_response_length": "model.sampling.max_tokens",
-    "max_prompt_length": "data.max_prompt_tokens",
-    "reward_funcs": "model.rewards",
-    "num_iterations": "model.update.epochs",
-    "ppo_epochs": "model.update.epochs",
-    "grad_clip": "model.update.max_grad_norm",
-    "output_dir": "run_dir",
-    "batch_size": "data.prompts_per_step",
-    "train_batch_size": "data.prompts_per_step",
-    "per_device_train_batch_size": "data.prompts_per_step",
-    "num_train_epochs": "trainer.max_epochs",
-    "eval_steps": "trainer.val_check_interval",
-    "resume_from_checkpoint": "ckpt_path",
-}
-"""Names of keys there, and other likely ones -> what to set here."""
 
 VALUES = {
     "surrogate": {

@@ -9,10 +9,10 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, get_origin, get_type_hints
 
-from lit_grpo.cli.parsing import foreign_names
 from lit_grpo.cli.parsing.keys import KEYS, SECTIONS
 from lit_grpo.cli.parsing.training_kind import keys_of_grpo
 from lit_grpo.cli.parsing.type_hints import classes, type_of
+from lit_grpo.types import foreign_keys
 from lit_grpo.types.spelling import did_you_mean
 
 SLIP = 0.9
@@ -31,8 +31,8 @@ def suggest_key(parser: Any, key: str) -> str:
     name, known = key.rsplit(".", 1)[-1], keys(parser)
     if name == "learning_rate" and "lr" in known:  # of an optimizer
         return " Did you mean lr?"
-    if name in foreign_names.KEYS:
-        return f" Set {foreign_names.KEYS[name]}."
+    if name in foreign_keys.KEYS:
+        return f" Set {foreign_keys.KEYS[name]}."
     if "trainer.max_steps" in known:  # of a whole config
         section, _, rest = key.partition(".")
         is_of_grpo = section == "model" and rest.split(".")[0] in keys_of_grpo()

@@ -1,0 +1,92 @@
+"""Refuse keywords that a constructor does not have, and say what to set in their place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, get_type_hints
+
+from lit_grpo.types.errors import UserError
+from lit_grpo.types.foreign_keys import KEYS
+from lit_grpo.types.spelling import did_you_mean
+
+NAMES = {**KEYS, "model": "model.policy"}
+"""Names of other libraries in programs; as a key of a config, ``model`` has another meaning."""
+OWNERS = {"model": "GRPOModule", "data": "PromptData", "trainer": "Trainer"}
+"""Section of a config -> the class whose arguments its keys are."""
+IN_PROGRAMS = {
+    "model.optimizer.lr": "optimizer, such as functools.partial(torch.optim.AdamW, lr=1e-5)",
+    "seed_everything (or model.seed for the training alone)": "seed of GRPOModule",
+    "run_dir": "run_dir of Trainer",
+    "ckpt_path": "ckpt_path of Trainer.fit",
+}
+"""What to set in a config -> what to set in a program, if it is more than the name of a class."""
+
+P = ParamSpec("P")
+
+
+def checks_keywords(init: Callable[P, None]) -> Callable[P, None]:
+    """Let a constructor refuse unknown keywords in words; its signature stays what it is."""
+    known = [name for name in signature(init).parameters if name != "self"]
+    owner = init.__qualname__.partition(".")[0]
+
+    @wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        if not kwargs.keys() <= {*known}:
+            refuse_unknown(owner, kwargs, known, inner=_inner_names(init))
+        init(*args, **kwargs)
+
+    return checked
+
+
+def refuse_unknown(
+    owner: str, names: Iterable[str], known: Iterable[str], inner: dict[str, str] | None = None
+) -> None:
+    """Refuse keywords that a class does not have.
+
+    Args:
+        owner: Name of the class.
+        known: The keywords that it has.
+        inner: Name of a setting -> where in the arguments of the class it belongs.
+
+    Raises:
+        UserError: one is unknown.
+    """
+    known = list(known)
+    for name in names:
+        if name in known:
+            continue
+        if name in NAMES:
+            hint = f" Set {_in_program(NAMES[name])}."
+        elif inner and name in inner:
+            hint = f" Set {inner[name]} of {owner}."
+        else:
+            hint = did_you_mean(name, known, similarity=0.8)
+        hint = hint or " For settings of other trainers see docs/guides/migrate.md."
+        raise UserError(f"{name}: {owner} has no such setting.{hint}")
+
+
+def _in_program(key: str) -> str:
+    """Return what of a program a key of a config is: ``objective.kl.coef of GRPOModule``."""
+    if key in IN_PROGRAMS:
+        return IN_PROGRAMS[key]
+    section = key.partition(".")[0]
+    return f"{re.sub(rf'{section}[.]', '', key)} of {OWNERS[section]}"
+
+
+def _inner_names(init: Any) -> dict[str, str]:
+    """Return the fields of a constructor's dataclasses, with the way to each; the first counts."""
+    found: dict[str, str] = {}
+    level = [("", get_type_hints(init))]
+    while level:
+        path, hints = level.pop(0)
+        for name, kind in hints.items():
+            found.setdefault(name, f"{path}{name}")
+            if is_dataclass(kind):
+                kinds = get_type_hints(kind)
+                inner = {one.name: kinds[one.name] for one in fields(kind)}
+                level.append((f"{path}{name}.", inner))
+    return found
