@@ -165,7 +165,7 @@ class Trainer(L.Trainer):
         ckpt_path: str | Path | None,
         allow_changes: bool,
     ) -> None:
-        check_type("datamodule", datamodule, L.LightningDataModule)
+        _check_arguments("fit", model, datamodule)
         if ckpt_path is None:
             _refuse_trained(model)
             if self.global_rank == 0:
@@ -208,6 +208,7 @@ class Trainer(L.Trainer):
         Raises:
             UserError: there is no such checkpoint.
         """
+        _check_arguments("validate", model, datamodule)
         settings["ckpt_path"] = self._find(settings.get("ckpt_path"), is_evaluated=True)
         return super().validate(model, datamodule=datamodule, **settings)
 
@@ -215,6 +216,7 @@ class Trainer(L.Trainer):
         self, model: L.LightningModule, datamodule: L.LightningDataModule, **settings: Any
     ) -> Any:
         """Evaluate on the test prompts, as ``validate`` does on those for validation."""
+        _check_arguments("test", model, datamodule)
         settings["ckpt_path"] = self._find(settings.get("ckpt_path"), is_evaluated=True)
         return super().test(model, datamodule=datamodule, **settings)
 
@@ -222,6 +224,36 @@ class Trainer(L.Trainer):
         if ckpt_path is None:
             return None
         return find_checkpoint(str(ckpt_path), self.run_dir, is_evaluated=is_evaluated)
+
+
+def _check_arguments(call: str, model: object, datamodule: object) -> None:
+    """Check that a call has a module and then data.
+
+    Raises:
+        UserError: it has something else, or the two in the other order.
+    """
+    if isinstance(model, L.LightningDataModule) and isinstance(datamodule, L.LightningModule):
+        raise UserError(
+            f"{call} takes the module first and then the data, got {type(model).__name__} and "
+            f"then {type(datamodule).__name__}. Write {call}(module, data)."
+        )
+    if not isinstance(model, L.LightningModule):
+        raise UserError(
+            f"{call} takes a module, such as lit_grpo.GRPOModule(…), and then data, got "
+            f"{_kind(model)} as the module. Write {call}(module, data)."
+        )
+    if not isinstance(datamodule, L.LightningDataModule):
+        raise UserError(
+            f"{call} takes a module and then data that keep their position for a resume, such as "
+            f"lit_grpo.PromptData(train=…), which takes files and lists of rows; got "
+            f"{_kind(datamodule)} as the data. Write {call}(module, data)."
+        )
+
+
+def _kind(given: object) -> str:
+    if isinstance(given, type):
+        return f"the class {given.__name__}, not an object of it,"
+    return f"an object of type {type(given).__name__}"
 
 
 def _refuse_trained(model: L.LightningModule) -> None:

@@ -355,7 +355,7 @@ def test_an_error_has_the_exit_code_that_the_command_line_would_return(tmp_path)
     close_logs()
     assert (trainer.stop_reason, trainer.exit_code) == (None, 5)
     assert read_events(tmp_path)[-1].cause == "engine_outage"
-    with pytest.raises(UserError, match="datamodule must be of type"):
+    with pytest.raises(UserError, match="got an object of type list as the data"):
         trainer.fit(module, [1, 2])
     assert trainer.exit_code == 2
 
@@ -480,6 +480,16 @@ def test_a_wrong_setting_of_the_trainer_is_named(tmp_path, settings, message):
         Trainer(tmp_path, **settings)
 
 
-def test_data_of_another_type_is_refused(tmp_path):
-    with pytest.raises(UserError, match="datamodule must be of type LightningDataModule"):
-        Trainer(tmp_path, max_steps=1).fit(make_module(), [1, 2])
+@pytest.mark.parametrize("call", ["fit", "validate", "test"])
+def test_data_and_module_in_the_wrong_order_or_of_other_types_are_refused(call, tmp_path):
+    module = make_module(group_size=2)
+    data = AdditionData(1, train_size=8, validation_size=0, prompts_per_step=2)
+    method = getattr(quiet_trainer(tmp_path / "run"), call)
+    swapped = f"{call} takes the module first and then the data, got AdditionData and then GRPO"
+    with pytest.raises(UserError, match=swapped):
+        method(data, module)
+    with pytest.raises(UserError, match="an object of type list as the data. Write"):
+        method(module, [{"prompt": "1+1="}])
+    with pytest.raises(UserError, match="the class GRPOModule, not an object of it, as the module"):
+        method(type(module), data)
+    assert not (tmp_path / "run").exists()
