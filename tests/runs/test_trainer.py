@@ -25,8 +25,9 @@ from lit_grpo.rollout import EngineFailed, HFEngine, Sampling
 from lit_grpo.runs.checkpoints.files import read_manifest
 from lit_grpo.runs.files.events import read_events
 from lit_grpo.runs.report.history import are_stages, load_runs
+from lit_grpo.stopping import stop_run
 from lit_grpo.training import Evaluation, OutagePolicy, SFTModule
-from lit_grpo.types import UserError
+from lit_grpo.types import StopReason, UserError
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,25 @@ def test_a_stopped_run_says_why_and_resumes_to_the_undisturbed_one(whole, tmp_pa
     assert "the code of reward" not in (tmp_path / "run.log").read_text()
     for name, expected in weights(whole[2]).items():
         assert torch.equal(weights(module)[name], expected), name
+
+
+class StopBefore(Callback):
+    """Ends a run in its first step, which is left undone."""
+
+    def on_train_batch_start(self, trainer, *_):
+        stop_run(trainer, StopReason(exit_code=20, message="at once", is_step_unfinished=True))
+        return -1
+
+
+def test_a_resume_from_before_the_first_step_is_counted(tmp_path):
+    train(tmp_path, StopBefore())
+    assert not (tmp_path / "metrics.csv").exists()
+    train(tmp_path, StopBefore(), ckpt_path="last")
+    train(tmp_path, ckpt_path="last", max_steps=1)
+    kinds = [(one.kind, one.step) for one in read_events(tmp_path) if one.kind != "warning"]
+    resumed = [("resume", 0), ("stop", 0), ("resume", 0), ("done", 1)]
+    assert kinds == [("start", 0), ("stop", 0), *resumed]
+    assert pd.read_csv(tmp_path / "metrics.csv")["resumes"].tolist() == [2]
 
 
 def test_the_same_trainer_goes_on_after_a_stop(tmp_path):

@@ -86,7 +86,9 @@ class EventsFile(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.has_begun = True
-        kind: EventKind = "resume" if num_finished_steps(trainer) else "start"
+        # A checkpoint that was written before the first step has no finished ones.
+        is_resumed = num_finished_steps(trainer) > 0 or bool(trainer.ckpt_path)
+        kind: EventKind = "resume" if is_resumed else "start"
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         held_out = getattr(data, "validation_hash", "")
         policy = str(getattr(getattr(pl_module, "policy", None), "path", None) or "")

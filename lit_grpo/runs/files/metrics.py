@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.safe_points import is_between_steps
 from lit_grpo.stopping import is_step_unfinished
 from lit_grpo.types.atomic import replacing_file
@@ -98,6 +99,9 @@ class MetricsFile(Logger, Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._is_training = stage == "fit"
+        # A run that was left in its first step has begun, and no row says so.
+        begun = [one for one in read_events(self.path.parent) if one.kind in ("start", "resume")]
+        self._num_resumes = len(begun)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._finished = -1
@@ -165,7 +169,8 @@ class MetricsFile(Logger, Callback):
                 columns, self._rows = _read(self.path)
                 self._columns = list(dict.fromkeys([*columns, *self._columns]))
                 earlier = [row.get("resumes", 0) for row in self._rows.values()]
-                self._num_resumes = int(max(earlier, default=-1)) + 1
+                in_rows = int(max(earlier, default=-1)) + 1
+                self._num_resumes = max(in_rows, self._num_resumes)
             self._earlier_steps = set(self._rows)
             self._seconds_before = self._seconds_of_last_row()
         return self._rows
