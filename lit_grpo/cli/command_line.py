@@ -47,6 +47,7 @@ from lit_grpo.cli.parsing.paths import follow_run_dir
 from lit_grpo.cli.parsing.reward_functions import take_functions
 from lit_grpo.cli.parsing.training_kind import choose_model
 from lit_grpo.cli.parsing.untyped import refuse_missing
+from lit_grpo.distributed.supported import supported_strategy
 from lit_grpo.runs.checkpoints.resume import (
     find_checkpoint,
     refuse_unfit,
@@ -68,7 +69,6 @@ from lit_grpo.runs.trainer_settings import (
     refuse_intervals,
 )
 from lit_grpo.training import GRPOModule
-from lit_grpo.training.checks.strategies import supported_strategy
 from lit_grpo.types import UserError, check_range, setting_error
 
 

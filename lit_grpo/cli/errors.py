@@ -51,11 +51,9 @@ def reworded(message: str) -> str:
     from lit_grpo.types import setting_error  # loads torch, for which --help does not wait
 
     if message.startswith("No supported gpu backend found"):
-        return (
-            "trainer.accelerator must be one that this machine has, got gpu, of which torch finds "
-            "none (see nvidia-smi, and whether torch is a build for GPUs). Set "
-            "trainer.accelerator to auto or cpu."
-        )
+        from lit_grpo.runs.trainer_settings import NO_GPU
+
+        return NO_GPU
     if devices := re.match(r"`Trainer\(devices=(.+)\)` value is not a valid input", message):
         rule = "auto, or the number of devices from 1 on"
         return str(setting_error("trainer.devices", rule, devices[1].strip("'")))

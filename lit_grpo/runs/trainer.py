@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import Logger
 
 import lit_grpo.distributed.deepspeed  # noqa: F401 - registers the names of its strategies
+from lit_grpo.distributed.supported import supported_strategy
 from lit_grpo.runs.checkpoints.resume import (
     find_checkpoint,
     refuse_unfit,
@@ -36,6 +37,7 @@ from lit_grpo.runs.trainer_settings import (
     refuse_durations,
     refuse_float16,
     refuse_intervals,
+    refuse_missing_gpu,
 )
 from lit_grpo.stopping import (
     ExitCode,
@@ -92,6 +94,9 @@ class Trainer(L.Trainer):
         check_plugins("callbacks", as_list(callbacks), Callback)
         check_plugins("logger", as_list(logger), Logger)
         check_init("trainer", L.Trainer, settings)
+        if (strategy := settings.get("strategy")) is not None:
+            supported_strategy(strategy)
+        refuse_missing_gpu(settings.get("accelerator"))
         refuse_counts(settings)
         refuse_intervals(
             settings.get("val_check_interval"), settings.get("check_val_every_n_epoch", 1)

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import lightning as L
+import torch
 
 from lit_grpo.types import UserError, check_range, check_type, setting_error
 
@@ -26,6 +27,13 @@ EXAMPLES = {
     "logger": "logger=WandbLogger(project=...), which is in lightning.pytorch.loggers",
 }
 """What a program writes in place of a name."""
+
+NO_GPU = (
+    "trainer.accelerator must be one that this machine has, got gpu, of which torch finds none "
+    "(see nvidia-smi, and whether torch is a build for GPUs). Set trainer.accelerator to auto or "
+    "cpu."
+)
+"""Said of a GPU where there is none; the command line replaces Lightning's message by it."""
 
 _LEAST = {
     **dict.fromkeys(("max_steps", "max_epochs", "num_sanity_val_steps"), -1),
@@ -86,6 +94,16 @@ def refuse_float16(precision: object) -> None:
             precision,
             "float16 gradients would be clipped before they are unscaled",
         )
+
+
+def refuse_missing_gpu(accelerator: object) -> None:
+    """Refuse a GPU on a machine without one; Lightning's message would not say what to set.
+
+    Raises:
+        UserError: torch finds none.
+    """
+    if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+        raise UserError(NO_GPU)
 
 
 def refuse_durations(max_time: object) -> None:

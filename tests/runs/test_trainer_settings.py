@@ -135,3 +135,18 @@ def test_a_count_out_of_range_is_refused_before_it_fails_late(settings, message)
 def test_an_unknown_keyword_is_named_with_the_one_that_was_meant(name, said, tmp_path):
     with pytest.raises(UserError, match=re.escape(said)):
         Trainer(tmp_path, **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"strategy": "ddp_spawn", "devices": 2}, r"got ddp_spawn \(its ranks are copies"),
+        ({"strategy": "fsdp"}, r"got fsdp \(Lightning's FSDP .* use fsdp2"),
+        ({"strategy": "xyz"}, r"got xyz \(no strategy has this name"),
+        ({"accelerator": "gpu"}, r"got gpu, of which torch finds none .* to auto or cpu\.$"),
+    ],
+)
+def test_what_cannot_train_here_is_refused_in_our_words(settings, said, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match=said):
+        Trainer(tmp_path, **{"accelerator": "cpu"} | settings)

@@ -22,11 +22,11 @@ from lit_grpo.cli.estimate.model_sizes import (
 from lit_grpo.cli.estimate.sharding import ShardedParts, sharding_of
 from lit_grpo.cli.estimate.step import StepSizes
 from lit_grpo.distributed.deepspeed_engine import refuse_layered_head
+from lit_grpo.distributed.supported import supported_strategy
 from lit_grpo.training.checks.strategies import (
     check_updates,
     refuse_compiled,
     refuse_precision,
-    supported_strategy,
 )
 
 FLOAT32, BFLOAT16 = 4, 2

@@ -10,7 +10,7 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
 from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
-from lit_grpo.training.checks.strategies import supported_strategy
+from lit_grpo.distributed.supported import supported_strategy
 
 BUCKET_VALUES = 500_000_000
 """Values of a bucket of DeepSpeed (``reduce_bucket_size``)."""

@@ -1,6 +1,5 @@
 """Strategies, precisions and optimizers with which a run would be wrong."""
 
-import re
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from lightning.pytorch.strategies import (
     FSDPStrategy,
     ModelParallelStrategy,
     SingleDeviceStrategy,
-    StrategyRegistry,
 )
 from lightning.pytorch.strategies.xla import XLAStrategy
 from tiny import LLAMA
@@ -27,7 +25,6 @@ from lit_grpo.training.checks.strategies import (
     is_zero_3,
     refuse_compiled,
     refuse_unsupported,
-    supported_strategy,
     warn_of_casts,
 )
 from lit_grpo.training.optimizer.master_weights import MasterAdamW
@@ -62,55 +59,6 @@ def test_strategies_and_precisions_that_would_train_wrongly_are_refused(
 ):
     with pytest.raises(ValueError, match=message):
         refuse_unsupported(SimpleNamespace(strategy=strategy(), precision=precision))
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("auto", SingleDeviceStrategy),
-        ("ddp", DDPStrategy),
-        ("ddp_find_unused_parameters_true", DDPStrategy),
-        ("fsdp2", FSDP2Strategy),
-        ("deepspeed_stage_3_offload", ZeROStrategy),
-    ],
-)
-def test_a_strategy_is_known_by_its_name_without_being_made(name, kind):
-    assert supported_strategy(name) is kind
-
-
-SUPPORTED = {
-    "ddp",
-    "ddp_find_unused_parameters_false",
-    "ddp_find_unused_parameters_true",
-    "deepspeed_stage_1",
-    "deepspeed_stage_2",
-    "deepspeed_stage_2_offload",
-    "deepspeed_stage_3",
-    "deepspeed_stage_3_offload",
-    "fsdp2",
-    "single_device",
-}
-REFUSED = {
-    "dp|xyz": "no strategy has this name; use ddp .* fsdp2",
-    "fsdp|fsdp_cpu_offload": "Lightning's FSDP gathers .* use fsdp2",
-    "ddp_(spawn|fork|notebook).*": "copies of a process, by spawn or fork, .* use ddp in a script",
-    "deepspeed": "Lightning's own DeepSpeed .* use one of these stages, or the class ZeROStrategy",
-    "deepspeed_stage_3_offload_nvme": "where the disk is; use deepspeed_stage_3_offload, .* ZeRO",
-    "xla|xla_debug|single_xla|single_tpu": "for TPUs, .* use auto with a GPU or a CPU",
-}
-"""Names -> why they are refused, and what to set."""
-
-
-@pytest.mark.parametrize("name", sorted({*StrategyRegistry, "dp", "xyz"} - SUPPORTED))
-def test_a_name_is_refused_with_the_reason_of_its_kind_and_what_to_use(name):
-    (why,) = [why for names, why in REFUSED.items() if re.fullmatch(names, name)]
-    with pytest.raises(UserError, match=rf"got {name} \(.*{why}.*\)\. Set trainer.strategy\.$"):
-        supported_strategy(name)
-
-
-@pytest.mark.parametrize("name", sorted(SUPPORTED))
-def test_a_name_that_is_supported_stays_one(name):
-    supported_strategy(name)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
