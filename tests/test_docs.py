@@ -264,7 +264,7 @@ def run_python(text: str, rows: str) -> dict:
         "=100": "=2",
         "train.jsonl": rows,
         "Sampling(max_tokens=64)": "Sampling(max_tokens=6)",
-        "brevity]": "brevity], sampling=lit_grpo.Sampling(max_tokens=6)",
+        "Sampling(max_tokens=256)": "Sampling(max_tokens=6)",
     }.items():
         text = text.replace(old, new)
     names = {"__name__": "__main__"}
