@@ -14,7 +14,6 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import Logger
 
-import lit_grpo.distributed.deepspeed  # noqa: F401 - registers the names of its strategies
 from lit_grpo.distributed.supported import supported_strategy
 from lit_grpo.runs.checkpoints.resume import (
     find_checkpoint,
