@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from lit_grpo import __version__
 from lit_grpo.cli.commands import (
     COMMANDS,
+    OTHER_NAMES,
     OWN_EXIT_CODES,
     WITHOUT_CONFIG,
     bundled_configs,
@@ -103,7 +104,8 @@ def dispatch(command: str, arguments: list[str]) -> int:
         with importing():
             from lit_grpo.types.spelling import did_you_mean
 
-        hint = did_you_mean(command, COMMANDS) or f" Choose from {', '.join(COMMANDS)}."
+        hint = f" Did you mean {meant}?" if (meant := OTHER_NAMES.get(command)) else ""
+        hint = hint or did_you_mean(command, COMMANDS) or f" Choose from {', '.join(COMMANDS)}."
         return print_error(f"{command}: no such command.{hint}")
     return ExitCode.DONE
 

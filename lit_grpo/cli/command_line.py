@@ -40,7 +40,7 @@ from lit_grpo.cli.parsing.config_changes import (
 )
 from lit_grpo.cli.parsing.configs import Invocation
 from lit_grpo.cli.parsing.environment import override
-from lit_grpo.cli.parsing.list_items import refuse_numbers
+from lit_grpo.cli.parsing.list_items import refuse_other_items
 from lit_grpo.cli.parsing.parser import HelpFormatter, Parser
 from lit_grpo.cli.parsing.parser_errors import explain_interpolation
 from lit_grpo.cli.parsing.paths import follow_run_dir
@@ -146,7 +146,7 @@ class CommandLine(LightningCLI):
         return {} if self.command in WITHOUT_CONFIG else OPTIONS.get(self.command, {})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        refuse_numbers(parser, self._invocation)
+        refuse_other_items(parser, self._invocation)
         try:
             self.config = parser.parse_args(args)
             refuse_bad_seed(self.config.seed_everything)

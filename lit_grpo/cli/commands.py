@@ -45,6 +45,16 @@ ARGUMENTS = {
     "wandb-sync": ("RUN", "the run whose directory wandb/ has what was not sent"),
 }
 """Command -> its first argument and what that is for, if it takes one."""
+OTHER_NAMES = {
+    **dict.fromkeys(("train", "grpo", "run"), "fit"),
+    **dict.fromkeys(("resume", "continue"), "fit RUN"),
+    **dict.fromkeys(("warmup", "finetune"), "sft"),
+    **dict.fromkeys(("eval", "evaluate"), "validate"),
+    **dict.fromkeys(("export", "merge"), "checkpoints RUN --export DIR"),
+    **dict.fromkeys(("plot", "show"), "report RUN"),
+    "check": "doctor",
+}
+"""Names that a command has elsewhere, or that one might guess -> what to write here."""
 EXAMPLES = {
     "sft": ("--config quickstart_sft",),
     "fit": (

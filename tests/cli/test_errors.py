@@ -220,6 +220,7 @@ ARGUMENTS = {
         "model.rewards: mine.Scores is not a Reward. Derive it from lit_grpo.rewards.Reward, and "
         "define score(self, prompt, completion)."
     ),
+    "--trainer.precision fp16": "trainer.precision: expected 32-true or bf16-mixed, got fp16.",
     "--trainer.precision=16-mixed": (
         "trainer.precision must be 32-true or bf16-mixed, got 16-mixed (float16 gradients would be "
         "clipped before they are unscaled). Set trainer.precision."
@@ -228,9 +229,14 @@ ARGUMENTS = {
         "model.rewards: init_args of lit_grpo.MathReward must be keys with their values, got a "
         "text. Write each as KEY: VALUE, with a space after the colon."
     ),
+    "--model.policy.lora='{r: 8}'": (
+        "model.policy: Policy.lora: LoRA.r: no such key. Set model.policy.lora.rank."
+    ),
     "--model.policy.loras {}": "model.policy: Policy.loras: no such key. Did you mean lora?",
     "--model.objective='{kll: {}}'": "model.objective.kll: no such key. Did you mean kl?",
     "--print_confg": "print_confg: no such key. Did you mean print_config?",
+    "base.yaml": "base.yaml: unexpected argument. Each file needs the word before it: --config ba",
+    "mine.py": "Several files are one list, in quotes: --data.train '[a.jsonl, mine.py]'.",
     "stray": "stray: unexpected argument. Use --config FILE and --KEY VALUE.",
     "--config": "-c/--config: expected one argument",
     "--trainer.default_root_dir=${run_dri}/x": (

@@ -1,4 +1,4 @@
-"""Refuse an argument that names an item of a list by its number: ``--model.rewards.0.weight 2``.
+"""Refuse an argument for another item of a list than its last: ``--model.rewards.0.weight 2``.
 
 The parser would take it for a setting of the last item, the only one that arguments reach.
 """
@@ -22,8 +22,8 @@ from lit_grpo.types.spelling import did_you_mean
 NUMBERED = re.compile(r"(?P<key>.+?)\.(?P<number>\d+)(\.init_args)?(\.(?P<setting>.+))?")
 
 
-def refuse_numbers(parser: Any, invocation: Invocation) -> None:
-    """Check that no argument names an item of a list by its number.
+def refuse_other_items(parser: Any, invocation: Invocation) -> None:
+    """Check that no argument names an item of a list by its number, or is for one before the last.
 
     Raises:
         UserError: one does. The message names the class of that item, and its settings if it has
@@ -37,6 +37,9 @@ def refuse_numbers(parser: Any, invocation: Invocation) -> None:
         if found and lists.get(found["key"]):
             items = lists[found["key"]]
             raise UserError(f"{name}: {_explain(parser, items, **found.groupdict())}")
+        for key, items in lists.items():
+            if name.startswith(f"{key}.") and (why := _of_another(parser, items, key, name)):
+                raise UserError(f"{name}: {why}")
         if (given := value_of(value)) != []:  # which stands before each list that replaces another
             _update(lists, {name: given})
 
@@ -69,7 +72,24 @@ def _explain(parser: Any, items: list[Any], key: str, number: str, setting: str 
         return f"{name} has no such key.{hint}"
     if setting and int(number) == len(items) - 1:
         return f"an argument sets the last item of a list without its number: {key}.{setting}."
-    change = f"Set {setting} of {name}" if setting else f"Replace {name}"
+    return _only_last(key, last, f"Set {setting} of {name}" if setting else f"Replace {name}")
+
+
+def _of_another(parser: Any, items: list[Any], key: str, argument: str) -> str:
+    """Say which item has a setting that the last one has not; nothing if none has, or the last."""
+    setting = argument.removeprefix(f"{key}.").removeprefix("init_args.")
+    *others, last = map(_name, items)
+
+    def has_it(name: str) -> bool:
+        return setting.split(".")[0] in _settings(parser, key, name)
+
+    if setting in ("class_path", "help") or not others or has_it(last):
+        return ""
+    found = next(filter(has_it, others), None)
+    return _only_last(key, last, f"Set {setting} of {found}") if found else ""
+
+
+def _only_last(key: str, last: str, change: str) -> str:
     return (
         f"an argument sets only the last item of a list, here {last}. {change} in a config file, "
         f"with all items of {key}."

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, get_args
 
 from lit_grpo.cli.errors import broken_import, one_line
@@ -257,7 +258,12 @@ def unknown_key(parser: Any, key: str, match: re.Match[str]) -> str:
 def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
     argument = match["argument"].split("=")[0]
     if not argument.startswith("--"):
-        return f"{argument}: unexpected argument. Use --config FILE and --KEY VALUE."
+        fix = "Use --config FILE and --KEY VALUE."
+        if argument.endswith((".yaml", ".yml")):
+            fix = f"Each file needs the word before it: --config {argument}."
+        elif Path(argument).is_file():  # a shell has put several names in place of a pattern
+            fix = f"Several files are one list, in quotes: --data.train '[a.jsonl, {argument}]'."
+        return f"{argument}: unexpected argument. {fix}"
     argument = argument.removeprefix("--")
     if argument == "preset":
         given = match["argument"].partition("=")[2] or "NAME"

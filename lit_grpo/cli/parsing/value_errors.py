@@ -18,6 +18,7 @@ from lit_grpo.cli.parsing.type_hints import (
     type_name,
     type_of,
 )
+from lit_grpo.training.checks.strategies import PRECISIONS
 from lit_grpo.types.spelling import did_you_mean
 
 DATA_EXAMPLE = "data: {class_path: PromptData, init_args: {train: train.jsonl}}"
@@ -78,6 +79,8 @@ def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
     if value == "None":
         return f"{key}: expected {type_name(expected)}, got null. Remove it for the default."
     shown = (value if len(value) <= 60 else f"{value[:57]}...") or "''"
+    if key == "trainer.precision":  # Lightning has others, which `refuse_precision` refuses
+        return f"{key}: expected {' or '.join(PRECISIONS)}, got {shown}."
     hint = suggest_value(key, value) or did_you_mean(value, literals(expected))
     if key == "model.policy" and re.fullmatch(r"[\w./-]+", value):
         return f"{key}: expected keys under it, got {shown}. Set model.policy.path to it."

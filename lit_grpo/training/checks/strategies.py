@@ -19,6 +19,9 @@ from lit_grpo.types import UserError, setting_error
 
 log = logging.getLogger(__name__)
 
+PRECISIONS = ("32-true", "bf16-mixed")
+"""The precisions that were tested, by Lightning's names."""
+
 
 def refuse_unsupported(trainer: L.Trainer) -> None:
     """Refuse strategies and precisions that would train wrongly without an error.
@@ -34,12 +37,12 @@ def refuse_precision(precision: str) -> None:
     """Refuse a precision other than those that were tested.
 
     Raises:
-        UserError: it is neither ``32-true`` nor ``bf16-mixed``.
+        UserError: it is none of `PRECISIONS`.
     """
-    if precision not in ("32-true", "bf16-mixed"):
+    if precision not in PRECISIONS:
         raise setting_error(
             "trainer.precision",
-            "32-true or bf16-mixed",
+            " or ".join(PRECISIONS),
             precision,
             "others are untested; for bfloat16 weights set model.policy.dtype to bfloat16, and "
             "model.optimizer to MasterAdamW, which keeps the small updates that they lose",

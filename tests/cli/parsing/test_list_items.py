@@ -1,4 +1,4 @@
-"""An argument that names an item of a list by its number is told which item that is."""
+"""An argument that is for another item of a list than the last is told which item that is."""
 
 import pytest
 import yaml
@@ -36,6 +36,11 @@ class Bonus(Reward):
         ("1.weight=2", "an argument sets the last item of a list without its number: model.rewar"),
         ("0=MathReward", "an argument sets only the last item of a list, here FormatReward. Repl"),
         ("2.weight=2", "model.rewards has only 2, numbered from 0."),
+        (
+            "init_args.deadline_seconds 2",
+            "an argument sets only the last item of a list, here FormatReward. Set "
+            "deadline_seconds of MathReward in a config file",
+        ),
     ],
 )
 def test_the_item_is_named_with_what_it_has_and_where_to_set_it(argument, message, here, capsys):
