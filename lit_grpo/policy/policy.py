@@ -123,6 +123,7 @@ class Policy(nn.Module):
         self.trust_remote_code = trust_remote_code
         self.reasoning_tags = reasoning_tags
         self.loaded_from: ModelSource | None = None
+        self.trained_in: Path | None = None  # the directory of the run that has trained it
         self.model: Any = None
         self.reference_model: PreTrainedModel | None = None
         self.reference_adapter: nn.Module | None = None
@@ -172,9 +173,15 @@ class Policy(nn.Module):
             sharding: How the model and its reference are sharded.
 
         Raises:
-            UserError: the model cannot be loaded, or its head is not supported.
+            UserError: the model cannot be loaded, or its head is not supported, or it was loaded
+                before without a reference.
         """
         if self.model is not None:
+            if with_reference and self.lora is None and self.reference_model is None:
+                raise UserError(
+                    "this policy was loaded by a module without a KL term, so it has no reference, "
+                    "and may have been trained since. Make a new Policy for each module."
+                )
             return
         self.sharding = sharding
         files = None

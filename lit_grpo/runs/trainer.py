@@ -22,6 +22,7 @@ from lit_grpo.runs.checkpoints.resume import (
 )
 from lit_grpo.runs.leaving.going_on import RESUME_CALL
 from lit_grpo.runs.logged_run import logged_run, silence_chatter
+from lit_grpo.runs.one_run import keep_apart, mark_as_trained, refuse_trained
 from lit_grpo.runs.run_callbacks import (
     as_list,
     has_lightnings_checkpoints,
@@ -101,6 +102,8 @@ class Trainer(L.Trainer):
             settings.get("val_check_interval"), settings.get("check_val_every_n_epoch", 1)
         )
         self.run_dir = Path(run_dir)
+        self._given: list[Callback | Logger] = [*as_list(callbacks), *as_list(logger)]
+        keep_apart(self._given, self.run_dir)
         loggers = run_loggers(run_dir, logger)
         super().__init__(
             logger=loggers,
@@ -171,7 +174,7 @@ class Trainer(L.Trainer):
     ) -> None:
         _check_arguments("fit", model, datamodule)
         if ckpt_path is None:
-            _refuse_trained(model)
+            refuse_trained(model, self._given)
             if self.global_rank == 0:
                 refuse_used(self.run_dir, RESUME_CALL)
         else:
@@ -197,7 +200,7 @@ class Trainer(L.Trainer):
         finally:
             vars(self).update(set_by_stop)  # a stop has set them to 0
             if self.global_step:
-                model.trained_in = self.run_dir  # type: ignore[assignment]
+                mark_as_trained(model, self._given, self.run_dir)
             model.close()  # type: ignore[operator]
 
     def validate(  # type: ignore[override]
@@ -258,14 +261,3 @@ def _kind(given: object) -> str:
     if isinstance(given, type):
         return f"the class {given.__name__}, not an object of it,"
     return f"an object of type {type(given).__name__}"
-
-
-def _refuse_trained(model: L.LightningModule) -> None:
-    """Refuse a module with the weights of an earlier run: a new run starts from its policy."""
-    if (earlier := getattr(model, "trained_in", None)) is not None:
-        raise UserError(
-            f"this module was trained in {earlier}, and a new run would start from those weights "
-            f"instead of its policy's. Make a new module for each run. To start from the result, "
-            f"use the policy {earlier}/final; to go on with that run, its run_dir and ckpt_path "
-            '"last".'
-        )

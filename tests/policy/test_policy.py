@@ -8,6 +8,7 @@ from tiny import LLAMA, perturbed, tiny_policy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lit_grpo.policy import LoRA, Policy
+from lit_grpo.types import UserError
 
 IDS = torch.tensor([[1, 2, 3, 4]])
 
@@ -88,6 +89,14 @@ def test_the_reference_of_full_training_is_a_frozen_copy():
 
 def test_no_reference_is_loaded_unless_requested():
     assert tiny_policy().reference_model is None
+
+
+def test_a_reference_is_not_made_of_a_policy_that_may_have_been_trained():
+    policy = Policy(architecture=LLAMA)
+    policy.load(with_reference=False)
+    policy.load(with_reference=False)
+    with pytest.raises(UserError, match="it has no reference, .* Make a new Policy"):
+        policy.load(with_reference=True)
 
 
 def test_gradient_checkpointing_does_not_change_the_gradient():

@@ -107,6 +107,7 @@ class Checkpoints(Callback):
         self.mode = mode
         self.dirpath = dirpath
         self.in_background = in_background
+        self._dirpath_of_run: Path | None = None
         self.best: float | None = None
         """The best value of the monitored metric so far."""
         self.longest_save = 0.0
@@ -126,12 +127,12 @@ class Checkpoints(Callback):
 
     @property
     def directory(self) -> Path:
-        assert self.dirpath is not None, "setup() comes first"
-        return Path(self.dirpath).absolute()
+        path = self.dirpath or self._dirpath_of_run
+        assert path is not None, "setup() comes first"
+        return Path(path).absolute()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if self.dirpath is None:
-            self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
+        self._dirpath_of_run = Path(trainer.default_root_dir) / "checkpoints"
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = CheckpointWriter(
                 in_background=self.in_background,

@@ -1,0 +1,77 @@
+"""Refuse what still has the state of another run: modules, policies, callbacks and loggers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from lit_grpo.types import UserError
+
+_RUN_DIR, _HAS_TRAINED = "_lit_grpo_run_dir", "_lit_grpo_has_trained"
+"""Attributes of a callback or logger: the run that it belongs to, and whether that has begun."""
+
+
+def keep_apart(given: Iterable[Callback | Logger], run_dir: Path) -> None:
+    """Let callbacks and loggers that keep a state belong to one run directory.
+
+    Raises:
+        UserError: one belongs to another, into which it would write, or whose state it has.
+    """
+    for one in filter(_keeps_state, given):
+        earlier = getattr(one, _RUN_DIR, run_dir)
+        if earlier != run_dir:
+            raise _of_another_run(one, earlier)
+        setattr(one, _RUN_DIR, run_dir)
+
+
+def mark_as_trained(
+    model: L.LightningModule, given: Iterable[Callback | Logger], run_dir: Path
+) -> None:
+    """Remember that these have taken part in the steps of a run."""
+    model.trained_in = run_dir  # type: ignore[assignment]
+    if (policy := getattr(model, "policy", None)) is not None:
+        policy.trained_in = run_dir
+    for one in filter(_keeps_state, given):
+        setattr(one, _HAS_TRAINED, True)
+
+
+def refuse_trained(model: L.LightningModule, given: Iterable[Callback | Logger]) -> None:
+    """Refuse to start a run with what has taken part in another.
+
+    Raises:
+        UserError: the run would start from the weights of that one instead of its policy's, or
+            with the state of a callback.
+    """
+    for what, kind, one in (
+        ("module", "module", model),
+        ("policy", "Policy", getattr(model, "policy", None)),
+    ):
+        if (earlier := getattr(one, "trained_in", None)) is not None:
+            raise UserError(
+                f"this {what} was trained in {earlier}, and a new run would start from those "
+                f"weights instead of its policy's. Make a new {kind} for each run. To start from "
+                f"the result, use the policy {earlier}/final; to go on with that run, its run_dir "
+                'and ckpt_path "last".'
+            )
+    for one in filter(_keeps_state, given):
+        if getattr(one, _HAS_TRAINED, False):
+            raise _of_another_run(one, getattr(one, _RUN_DIR))
+
+
+def _keeps_state(one: Callback | Logger) -> bool:
+    """Return whether an object belongs to one run: all but callbacks of a program's own without."""
+    is_ours = type(one).__module__.startswith("lit_grpo.")
+    return is_ours or isinstance(one, Logger) or is_overridden("state_dict", one, parent=Callback)
+
+
+def _of_another_run(one: Callback | Logger, run_dir: Path) -> UserError:
+    kind, setting = type(one).__name__, "logger" if isinstance(one, Logger) else "callbacks"
+    return UserError(
+        f"this {kind} belongs to the run {run_dir}: it writes there, or still has its state, such "
+        f"as the best value so far. Make a new {kind} for each run. Set {setting} of Trainer."
+    )

@@ -1,0 +1,74 @@
+"""What has the state of another run does not take part in a new one."""
+
+import shutil
+
+import pytest
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from python_runs import train
+from run_logs import close_logs
+from small_runs import ShareOfLowBytes
+from tiny import LLAMA
+
+from lit_grpo import AdditionData, Evaluation, GRPOModule, Policy, Sampling, Trainer
+from lit_grpo.callbacks import Checkpoints, TimingLog, ZeroRewardBreaker
+from lit_grpo.types import UserError
+
+
+class Counting(Callback):
+    """A callback of a program, with a state."""
+
+    def state_dict(self) -> dict:
+        return {"steps": 3}
+
+
+@pytest.mark.parametrize(
+    "make", [Checkpoints, ModelCheckpoint, ZeroRewardBreaker, TimingLog, Counting]
+)
+def test_a_callback_with_a_state_belongs_to_one_run(make, tmp_path):
+    shared = make()
+    Trainer(tmp_path / "a", callbacks=[shared], accelerator="cpu")
+    Trainer(tmp_path / "a", callbacks=[shared], accelerator="cpu")
+    message = rf"this {make.__name__} belongs to the run {tmp_path / 'a'}: .* Make a new"
+    with pytest.raises(UserError, match=message):
+        Trainer(tmp_path / "b", callbacks=[shared], accelerator="cpu")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_logger_belongs_to_one_run_and_a_callback_without_a_state_to_any(tmp_path):
+    shared, logger = Callback(), CSVLogger(tmp_path)
+    Trainer(tmp_path / "a", callbacks=shared, logger=logger, accelerator="cpu")
+    Trainer(tmp_path / "b", callbacks=shared, accelerator="cpu")
+    with pytest.raises(UserError, match="this CSVLogger belongs .* Set logger of Trainer"):
+        Trainer(tmp_path / "b", logger=logger, accelerator="cpu")
+
+
+def test_a_callback_goes_on_in_its_run_and_does_not_start_it_again(tmp_path):
+    shared = Counting()
+    train(tmp_path / "run", shared, max_steps=1)
+    train(tmp_path / "run", shared, max_steps=2, ckpt_path="last")
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(UserError, match="this Counting belongs to the run"):
+        train(tmp_path / "run", shared, max_steps=1)
+
+
+def test_a_policy_that_was_trained_starts_no_other_run(tmp_path):
+    def fit(name: str) -> None:
+        module = GRPOModule(
+            policy,
+            [ShareOfLowBytes()],
+            group_size=2,
+            sampling=Sampling(max_tokens=4),
+            evaluation=Evaluation(before_training=False),
+        )
+        data = AdditionData(1, train_size=4, validation_size=0, prompts_per_step=2)
+        settings = {"accelerator": "cpu", "enable_progress_bar": False}
+        Trainer(tmp_path / name, max_steps=1, **settings).fit(module, data)
+        close_logs()
+
+    policy = Policy(architecture=LLAMA)
+    fit("one")
+    with pytest.raises(UserError, match=f"this policy was trained in {tmp_path / 'one'}") as error:
+        fit("two")
+    assert f"use the policy {tmp_path / 'one'}/final" in str(error.value)
+    assert not (tmp_path / "two").exists()
