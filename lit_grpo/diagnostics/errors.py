@@ -23,9 +23,10 @@ def describe_full_disk(error: BaseException) -> str | None:
     full = _find_full_disk(error)
     if full is None:
         return None
+    file = f": {full.filename}" if full.filename else ""
     return (
-        f"the disk is full: {full.filename or error}. Checkpoints that were written before are "
-        f"intact. {CAUSES['disk_full'].remedy}"
+        f"the disk is full{file}. Checkpoints that were written before are intact. "
+        f"{CAUSES['disk_full'].remedy}"
     )
 
 

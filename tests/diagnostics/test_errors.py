@@ -46,3 +46,10 @@ def test_a_full_disk_is_said_with_the_file_and_what_to_do():
         "checkpoint yet."
     )
     assert describe_full_disk(KeyError("x")) is None
+
+
+def test_a_full_disk_without_a_file_is_said_without_the_text_of_torch():
+    error = RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+    error.__context__ = OSError(errno.ENOSPC, "No space left on device")
+    said = describe_full_disk(error)
+    assert said.startswith("the disk is full. Checkpoints that were written before are intact. ")
