@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 from lit_grpo.cli.errors import print_error
-from lit_grpo.cli.rewards.changes import Comparison, Row, print_changes
+from lit_grpo.cli.rewards.changes import Comparison, Row, num_scored, print_changes
 from lit_grpo.cli.rewards.trial import (
     failed_in_all,
     find_unreported,
@@ -95,18 +95,25 @@ def rescore(
     before = [row for step in steps for row in step.rows]
     path = free_path(run_dir / "rescored" / f"{name}.parquet")
     write_table(_with_old(table, before), path)
-    console = open_console()
-    print_changes(
-        console,
-        Comparison(
-            before=before,
-            after=table.drop_columns(["token_ids"]).to_pylist(),
-            group_sizes=[len(group) for step in steps for group in step.groups],
-        ),
+    comparison = Comparison(
+        before=before,
+        after=table.drop_columns(["token_ids"]).to_pylist(),
+        group_sizes=[len(group) for step in steps for group in step.groups],
     )
-    for line in [*_missing_rows(num_lost, rollouts), f"Completions: {path}"]:
+    lines = [*_missing_rows(num_lost, rollouts), f"Completions: {path}"]
+    if num_scored(comparison):
+        _print_comparison(comparison, lines)
+        return _report(rollouts)
+    exit_code = _report(rollouts)  # first, since it is why there is nothing to compare
+    _print_comparison(comparison, lines)
+    return exit_code
+
+
+def _print_comparison(comparison: Comparison, lines: Sequence[str]) -> None:
+    console = open_console()
+    print_changes(console, comparison)
+    for line in lines:
         console.print(line, soft_wrap=True)
-    return _report(rollouts)
 
 
 def _report(rollouts: Sequence[RolloutBatch]) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pandas as pd
@@ -157,6 +159,13 @@ def test_a_reward_that_fails_now_has_no_value_and_is_counted(capsys):
     assert cells(shown, "low")[2:] == ["–", "100.0%"]
     assert "Nothing to compare: none of the 24 completions could be scored again." in shown
     assert pd.read_parquet("run/rescored/more.parquet")["reward"].isna().all()
+
+
+def test_why_no_completion_could_be_scored_is_said_before_that_there_is_nothing_to_compare(capsys):
+    with redirect_stderr(sys.stdout):
+        rescore(rewards(BROKEN | {"init_args": {"name": "low"}}))
+    shown = capsys.readouterr().out
+    assert 0 <= shown.find("the sandbox is gone") < shown.find("Nothing to compare")
 
 
 @pytest.mark.parametrize(
