@@ -295,15 +295,31 @@ def _about_last_turn(row: Row) -> str:
 
 
 def _null_golds(rows: list[Row], num_rows: int, mapping: Mapping[str, str]) -> UserError:
-    name = _column_name(rows[0], "answer", mapping)
-    where = f"in {name!r}" if name else f"in any column ({_names(rows[0])})"
-    missing: list[Role] = ["answer"]
-    if name is None and _column_name(rows[0], "prompt", mapping) is None:
-        missing = ["prompt", "answer"]
-        where += ", and no column that is recognised as the prompt"
+    names = [_column_name(row, "answer", mapping) for row in rows]
+    if len(rows) == num_rows and not any(names):
+        return _no_gold_column(rows, mapping)
+    where = f"in {names[0]!r}" if names[0] else f"in any column ({_names(rows[0])})"
     return UserError(
         f"{len(rows)} of {num_rows} rows have no gold answer {where}: {list_rows(rows)} (rewards "
         "compare completions with it). Fill or remove them, name the column with "
-        f"data.columns: {{{_guesses(rows[0], missing)}}}, or set data.require_answer: false if no "
-        f"reward needs one.{_about_last_turn(rows[0])}"
+        f"data.columns: {{{_guesses(rows[0], ['answer'])}}}, or set data.require_answer: false if "
+        f"no reward needs one.{_about_last_turn(rows[0])}"
+    )
+
+
+def _no_gold_column(rows: list[Row], mapping: Mapping[str, str]) -> UserError:
+    """Return the error of data of which no row has a column for the gold answer."""
+    first, files = rows[0], list(dict.fromkeys(row.source for row in rows))
+    who, shown = f"{first.origin} has no column", "it"
+    if len(rows) > 1:
+        who = f"none of the {len(rows)} rows of {list_some(files, _ROWS_SHOWN)} has a column"
+        shown = "the first"
+    missing: list[Role] = ["answer"]
+    nor = ""
+    if _column_name(first, "prompt", mapping) is None:
+        missing, nor = ["prompt", "answer"], ", nor as the prompt"
+    return UserError(
+        f"{who} that is recognised as the gold answer (rewards compare completions with it){nor}; "
+        f"{shown} has {_names(first)}. Set data.columns: {{{_guesses(first, missing)}}}, or "
+        f"data.require_answer: false if no reward needs a gold answer.{_about_last_turn(first)}"
     )

@@ -93,9 +93,17 @@ def test_rows_with_null_golds_are_counted_and_named_together_with_the_fix(null):
 
 
 def test_rows_without_an_answer_column_are_refused_unless_none_is_required():
-    with pytest.raises(ValueError, match=r"in any column \(prompt, solution\).*\{answer: NAME\}"):
+    with pytest.raises(ValueError, match=r"row 1 has no column .*; it has prompt, solution\. Set"):
         gold(row(prompt="p", solution="4"))
     assert gold(row(prompt="p"), required=False) == [None]
+
+
+def test_columns_are_named_and_no_rows_listed_where_no_row_has_a_column_for_the_answer():
+    with pytest.raises(ValueError, match=r"none of the 8 rows of t\.jsonl has a column") as error:
+        gold(*(row(n, query="p", solution="4") for n in range(1, 9)))
+    said = str(error.value)
+    assert ", nor as the prompt; the first has query, solution. Set data.columns: {prompt: " in said
+    assert ", row " not in said
 
 
 def test_a_mapped_answer_column_that_no_row_has_is_refused_even_if_no_answer_is_required():
@@ -155,7 +163,7 @@ def test_messages_are_suggested_as_the_prompt_but_not_taken():
 
 def test_columns_with_spaces_and_capitals_are_quoted_and_a_missing_prompt_is_named_as_well():
     with pytest.raises(
-        ValueError, match=r"\('Prompt', ' Answer'\), and no column .* the prompt"
+        ValueError, match=r", nor as the prompt; it has 'Prompt', ' Answer'\."
     ) as error:
         gold(row(Prompt="1+1=", **{" Answer": "2"}))
     assert 'data.columns: {prompt: "Prompt", answer: " Answer"}' in str(error.value)
