@@ -130,6 +130,24 @@ class Evaluation:
                 "If they have no such answers, set model.evaluation.accuracy to a reward."
             ) from error
 
+    def describe_coverage(self, prompts: Sequence[Prompt], sources: Sequence[str]) -> str:
+        """Say which sources of a mixture the accuracy covers; empty if it covers all or none.
+
+        Args:
+            prompts: Those of the validation.
+            sources: The sources that are trained on.
+        """
+        rewards = self.suite.rewards
+        covered = {one.source for one in prompts if any(r.applies_to(one) for r in rewards)}
+        absent = [source for source in sources if source not in covered]
+        if not absent or len(absent) == len(sources):
+            return ""
+        of_all = ", ".join(source for source in sources if source in covered)
+        return (
+            f"val/accuracy covers {of_all}, and not {', '.join(absent)} (no held-out prompts, or "
+            f"{_KEY} is not for them)"
+        )
+
     def add_metrics(
         self,
         metrics: Metrics,

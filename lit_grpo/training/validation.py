@@ -93,10 +93,18 @@ class EvaluatedModule(ResumableModule):
             return
         if leaked := getattr(self.trainer.datamodule, "leaked", ""):  # type: ignore[attr-defined]
             rank_zero_only(log.warning)(leaked)
+        self._tell_coverage(loader)
         if self.trainer.max_steps > 0 and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             warn_without_validation(self.trainer, self.num_batches(self.trainer.max_steps))
         if self.evaluation.before_training and self.global_step == 0:
             self._evaluate_before_training(loader)
+
+    def _tell_coverage(self, val_loader: Any) -> None:
+        """Say which sources of a mixture the accuracy leaves out."""
+        loader = cast(TrainingLoader, self.trainer.train_dataloader)
+        prompts = val_loader.some_prompts() if loader.sources else []
+        if covered := self.evaluation.describe_coverage(prompts, loader.sources):
+            rank_zero_only(log.info)(covered)
 
     def _val_loader(self) -> Any:
         """Return the loader of the validation prompts, empty if there are none.

@@ -111,6 +111,16 @@ def test_several_accuracies_measure_the_prompts_of_their_sources():
     assert values["val/avg@4"] == pytest.approx((3 / 4 + 0) / 2)
 
 
+def test_sources_that_the_accuracy_leaves_out_are_named():
+    prompts = [replace(PROMPTS[0], source=source) for source in ("sums", "words")]
+    evaluation = Evaluation(accuracy=MathReward(only_sources=["sums"]))
+    said = evaluation.describe_coverage(prompts, ["sums", "words", "code"])
+    assert said.startswith("val/accuracy covers sums, and not words, code (no held-out prompts, or")
+    assert evaluation.describe_coverage(prompts, ["sums"]) == ""
+    assert Evaluation().describe_coverage(prompts, ["sums", "words"]) == ""
+    assert Evaluation().describe_coverage(PROMPTS, []) == ""
+
+
 def test_the_names_of_the_accuracies_are_known_before_an_evaluation():
     evaluation = Evaluation(num_samples=4, pass_at=(1, 2))
     assert evaluate(evaluation).keys() == set(evaluation.metric_names([]))

@@ -93,6 +93,13 @@ def test_a_longer_run_says_once_that_its_phases_end_elsewhere(here):
     assert said.count("ended after the optimizer steps [3] and end now after [4]") == 1
 
 
+def test_a_run_says_which_sources_its_accuracy_leaves_out(here):
+    words = ["--data.sources.sums.data.validation_size=2", "--trainer.max_steps=1"]
+    words += ["--data.curriculum=null", "--model.evaluation.before_training=false"]
+    assert main(["sft", "--config=mix.yaml", "--run_dir=run", *words]) == 0
+    assert "val/accuracy covers sums, and not words (" in Path("run/run.log").read_text()
+
+
 def test_doctor_knows_that_a_warm_up_on_a_mixture_can_start(here, capsys):
     assert main(["doctor", "--config=mix.yaml"]) == 0
     shown = capsys.readouterr().out

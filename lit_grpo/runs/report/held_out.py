@@ -44,6 +44,7 @@ def held_out_notes(runs: Sequence[Run]) -> list[str]:
                 f"{run.label}: up to {run.unscored_fraction:.0%} of the held-out completions could "
                 "not be scored (val/unscored_fraction). The accuracy leaves them out."
             )
+        notes += _left_out(run)
         hashes = held_out_hashes(run)
         if hashes and hashes[-1]:
             groups[hashes[-1]].append(run.label)
@@ -59,6 +60,18 @@ def held_out_notes(runs: Sequence[Run]) -> list[str]:
             "them."
         )
     return notes
+
+
+def _left_out(run: Run) -> list[str]:
+    """Return which sources of a mixture the accuracy leaves out, if it covers any by name."""
+    covered = [one for one in run.sources if run.has(f"val/{one}/accuracy")]
+    absent = [one for one in run.sources if one not in covered]
+    if not covered or not absent:
+        return []
+    return [
+        f"{run.label}: the held-out accuracy covers {', '.join(covered)}, and not "
+        f"{', '.join(absent)} (no held-out prompts, or none that model.evaluation.accuracy scored)."
+    ]
 
 
 def _leaks(run: Run) -> list[str]:

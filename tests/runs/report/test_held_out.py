@@ -73,6 +73,16 @@ def test_what_an_accuracy_leaves_out_is_said(tmp_path, capsys):
     assert said.startswith("my/0: up to 25% of the held-out completions could not be scored")
 
 
+def test_sources_of_a_mixture_that_the_accuracy_leaves_out_are_named(tmp_path, capsys):
+    shares = {"data/sums/share": [0.5], "data/words/share": [0.5]}
+    metrics = shares | {"val/accuracy": [0.5], "val/sums/accuracy": [0.5]}
+    lines = reported(capsys, write_run(tmp_path / "my" / "0", metrics))
+    (said,) = (one for one in lines if "accuracy covers" in one)
+    assert said.startswith("my/0: the held-out accuracy covers sums, and not words (no held")
+    of_both = metrics | {"val/words/accuracy": [0.5]}
+    assert not any("covers" in one for one in reported(capsys, write_run(tmp_path / "b", of_both)))
+
+
 def test_compared_runs_are_grouped_by_their_held_out_prompts(tmp_path, capsys):
     sets = {"my/0": "a", "my/1": "b", "my/2": "a"}
     runs = [make_run(tmp_path / name, (0, one)) for name, one in sets.items()]
