@@ -18,6 +18,7 @@ from lit_grpo.distributed.optimizer_class import (
 )
 from lit_grpo.policy.files.model_source import (
     ModelSource,
+    as_plain,
     refuse_changed,
     refuse_other_settings,
     save_sources,
@@ -88,7 +89,10 @@ class ResumableModule(PolicyModule):
         if self.changes:
             shown = {one.partition(":")[0].replace(".init_args", "") for one in self.changes}
             new = [
-                one for one in new if one.startswith("data.") and one.partition(":")[0] not in shown
+                one
+                for one in new
+                if (one.startswith("data.") or one in settings.allowed_before)
+                and one.partition(":")[0] not in shown
             ]
         for change in new:
             rank_zero_only(log.info)("changed for this part of the run: %s", change)
@@ -106,7 +110,21 @@ class ResumableModule(PolicyModule):
         return changed_settings(before, by_key(now))
 
     def _compare(self, section: str, settings: Mapping[str, Any]) -> None:
-        self._run_settings.add(section, settings, may_change=self.allow_changes)
+        as_before = self._run_settings.is_as_at_last_start(section, settings)
+        changed = self._run_settings.add(
+            section, settings, may_change=as_before or self.allow_changes
+        )
+        if as_before:
+            self._run_settings.allowed_before |= {*changed}
+
+    @property
+    def settings_of_start(self) -> dict[str, str]:
+        """Checksums of what decides what is learned, by section, for the events of the run."""
+        return self._run_settings.checksums
+
+    def take_last_start(self, checksums: Mapping[str, str]) -> None:
+        """Take those with which the run last began or went on, which a resume need not allow."""
+        self._run_settings.last_start = checksums
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["optimizer_settings"] = self._optimizer_settings
@@ -119,7 +137,9 @@ class ResumableModule(PolicyModule):
         is_fit = self._trainer is not None and self.trainer.state.fn == "fit"
         refuse_other_policy(self, checkpoint["state_dict"], self._reloaded_names())
         if is_fit or self.policy.lora is not None:
-            refuse_changed(checkpoint, self._sources(), may_be_others=self.allow_changes)
+            sources = self._sources()
+            as_before = self._run_settings.is_as_at_last_start("sources", as_plain(sources))
+            refuse_changed(checkpoint, sources, may_be_others=self.allow_changes or as_before)
         self.strict_loading = not self._reloaded_names()
         self._earlier_optimizer_settings = checkpoint["optimizer_settings"]
         if is_fit:

@@ -123,6 +123,44 @@ def test_another_run_is_not_resumed_unless_that_is_wanted(tmp_path, changed, mes
     assert trainer.global_step == 4
 
 
+def test_a_start_from_no_checkpoint_is_no_resume_though_the_directory_has_an_earlier_attempt(
+    tmp_path,
+):
+    class Failing(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            raise ValueError("oops")
+
+    with pytest.raises(ValueError, match="oops"):
+        train(tmp_path, Failing(), max_steps=1)
+    train(tmp_path, max_steps=1)
+    train(tmp_path, max_steps=2, ckpt_path="last")
+    assert pd.read_csv(tmp_path / "metrics.csv")["resumes"].tolist() == [0, 1]
+
+
+def test_what_was_allowed_goes_on_though_the_run_was_killed_before_it_saved(tmp_path):
+    train(tmp_path, StopAfter(1))
+    shutil.copytree(tmp_path / "checkpoints", tmp_path / "kept")
+    changed = {"group_size": 4, "optimizer": torch.optim.Adagrad, "data": {"train_size": 10}}
+    _, allowed = train(tmp_path, ckpt_path="last", changed=changed, allow_changes=True)
+
+    def lose_what_was_saved_since() -> None:
+        shutil.rmtree(tmp_path / "checkpoints")
+        shutil.copytree(tmp_path / "kept", tmp_path / "checkpoints")
+
+    lose_what_was_saved_since()
+    with pytest.raises(UserError, match="model.group_size: 2 -> 6"):
+        train(tmp_path, ckpt_path="last", changed=changed | {"group_size": 6})
+    with pytest.raises(UserError, match="data.rows: 8"):
+        train(tmp_path, ckpt_path="last", changed=changed | {"data": {"train_size": 12}})
+    _, again = train(tmp_path, ckpt_path="last", changed=changed)
+    torch.testing.assert_close(weights(again), weights(allowed), rtol=0, atol=0)
+    told = [sorted(one.changes) for one in read_events(tmp_path) if one.kind == "resume"]
+    assert told[0] == told[1]
+    assert "model.group_size: 2 -> 4" in told[0]
+    lose_what_was_saved_since()
+    train(tmp_path, ckpt_path="last")  # with those of the checkpoint
+
+
 def test_what_changes_at_a_resume_is_in_the_log_the_events_and_the_card(tmp_path, caplog):
     caplog.set_level("INFO")
     train(tmp_path, StopAfter(1))

@@ -48,7 +48,12 @@ class ModelSource:
 
 def save_sources(checkpoint: dict[str, Any], sources: Mapping[str, ModelSource]) -> None:
     """Write into a checkpoint what each model was that the run began with, by its key."""
-    checkpoint[_SOURCES] = {key: asdict(source) for key, source in sources.items()}
+    checkpoint[_SOURCES] = as_plain(sources)
+
+
+def as_plain(sources: Mapping[str, ModelSource]) -> dict[str, dict[str, Any]]:
+    """Return what each model was, as plain values."""
+    return {key: asdict(source) for key, source in sources.items()}
 
 
 def refuse_changed(

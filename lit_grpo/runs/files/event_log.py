@@ -39,6 +39,8 @@ class Event:
     """Of a start or a resumption the path or Hub id of the policy, if it has one."""
     changes: list[str] = field(default_factory=list)
     """Of a resumption what is otherwise than before, ``model.group_size: 4 -> 8``."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Of a start or a resumption checksums of what decides what is learned, by section."""
 
 
 def now(timespec: str = "seconds") -> str:
@@ -61,6 +63,15 @@ def read_events(run_dir: str | Path) -> list[Event]:
     except (OSError, UnicodeDecodeError):
         return []
     return list(_parse(text))
+
+
+def read_starts(run_dir: str | Path) -> list[Event]:
+    """Return the last start of a run and the resumptions since then, in their order."""
+    found: list[Event] = []
+    for event in read_events(run_dir):
+        if event.kind in ("start", "resume"):
+            found = [event] if event.kind == "start" else [*found, event]
+    return found
 
 
 def _parse(text: str) -> Iterator[Event]:

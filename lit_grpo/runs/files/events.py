@@ -14,7 +14,15 @@ from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.diagnostics.causes import cause_of_exit
 from lit_grpo.diagnostics.errors import cause_of_error
-from lit_grpo.runs.files.event_log import LEAKED, Event, EventKind, append_event, now, read_events
+from lit_grpo.runs.files.event_log import (
+    LEAKED,
+    Event,
+    EventKind,
+    append_event,
+    now,
+    read_events,
+    read_starts,
+)
 from lit_grpo.runs.files.secrets import change_without_secrets
 from lit_grpo.stopping import for_this_run, get_stop_reason, how_it_ended, is_step_unfinished
 
@@ -64,6 +72,13 @@ class EventsFile(Callback):
         self.has_begun = False
         """Whether a training of this process has begun."""
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Tell the module with which settings the run last went on."""
+        take = getattr(pl_module, "take_last_start", None)
+        if stage == "fit" and take is not None:
+            starts = read_starts(self.run_dir) if trainer.is_global_zero else []
+            take(trainer.strategy.broadcast(starts[-1].settings if starts else {}))
+
     def on_event(self, trainer: L.Trainer, event: Event) -> None:
         """Append an event.
 
@@ -95,7 +110,8 @@ class EventsFile(Callback):
         directory = str(Path.cwd())
         of_start = {"directory": directory, "held_out": held_out, "policy": policy}
         changes = [change_without_secrets(one) for one in getattr(pl_module, "changes", ())]
-        record_event(trainer, kind, **of_start, changes=changes)
+        settings = getattr(pl_module, "settings_of_start", {})
+        record_event(trainer, kind, **of_start, changes=changes, settings=settings)
         leaked = getattr(data, "leaked", "")
         if leaked and trainer.enable_validation:
             record_event(trainer, "warning", leaked, LEAKED)

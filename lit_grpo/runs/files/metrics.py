@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_grpo.runs.files.event_log import read_events
+from lit_grpo.runs.files.event_log import read_starts
 from lit_grpo.runs.safe_points import is_between_steps
 from lit_grpo.stopping import is_step_unfinished
 from lit_grpo.types.atomic import replacing_file
@@ -47,6 +47,8 @@ class MetricsFile(Logger, Callback):
         self._seconds_before = 0.0
         self._columns = list(FIRST_COLUMNS)
         self._num_resumes = 0
+        self._is_new = False
+        """Whether a training has begun that goes on from no checkpoint."""
         self._rows: dict[int, Row] | None = None
         self._earlier_steps: set[int] = set()
         """Steps that an earlier process wrote; empty once this one has trained a step."""
@@ -100,11 +102,12 @@ class MetricsFile(Logger, Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._is_training = stage == "fit"
         # A run that was left in its first step has begun, and no row says so.
-        begun = [one for one in read_events(self.path.parent) if one.kind in ("start", "resume")]
-        self._num_resumes = len(begun)
+        self._num_resumes = len(read_starts(self.path.parent))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._finished = -1
+        self._finished, self._is_new = -1, trainer.ckpt_path is None
+        if self._is_new:
+            self._num_resumes = 0
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         self._complete(trainer)
@@ -170,7 +173,7 @@ class MetricsFile(Logger, Callback):
                 self._columns = list(dict.fromkeys([*columns, *self._columns]))
                 earlier = [row.get("resumes", 0) for row in self._rows.values()]
                 in_rows = int(max(earlier, default=-1)) + 1
-                self._num_resumes = max(in_rows, self._num_resumes)
+                self._num_resumes = 0 if self._is_new else max(in_rows, self._num_resumes)
             self._earlier_steps = set(self._rows)
             self._seconds_before = self._seconds_of_last_row()
         return self._rows

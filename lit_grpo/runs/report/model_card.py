@@ -19,7 +19,7 @@ from lit_grpo import __version__
 from lit_grpo.runs.checkpoints.files import read_manifest, read_state
 from lit_grpo.runs.checkpoints.resume import enclosing_run
 from lit_grpo.runs.files.config import read_config
-from lit_grpo.runs.files.event_log import read_events
+from lit_grpo.runs.files.event_log import Event, read_starts
 from lit_grpo.runs.files.secrets import without_secrets
 from lit_grpo.runs.report.history import ACCURACY, load_runs
 from lit_grpo.types import UserError, import_path, plain_value
@@ -193,15 +193,18 @@ def _describe_data(data: Any) -> str:
 def _describe_changes(run_dir: Path) -> str:
     """Return which settings changed after which step; those of the card are of the last part.
 
-    A change is told once, also if a resume from the same checkpoint had to be repeated.
+    A resumption replaces the later ones, whose steps it repeats, and one from the same checkpoint,
+    which was killed before it had another.
     """
-    found = (
+    kept: list[Event] = []
+    for event in read_starts(run_dir):
+        kept = [one for one in kept if one.step < event.step] + [event]
+    return "; ".join(
         f"{key} {value} after step {event.step}"
-        for event in read_events(run_dir)
+        for event in kept
         for key, _, value in (change.partition(": ") for change in event.changes)
         if key.startswith(("model.", "data."))
     )
-    return "; ".join(dict.fromkeys(found))
 
 
 def _results(run_dir: Path) -> dict[str, tuple[float, float | None]]:

@@ -7,6 +7,8 @@ files that may have changed.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import logging
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
@@ -53,9 +55,24 @@ class RunSettings:
         """What the next checkpoint keeps."""
         self.changes: list[str] = []
         """What differs, ``model.group_size: 4 -> 8``."""
+        self.last_start: Mapping[str, str] = {}
+        """Section -> checksum of its settings when the run last began or went on."""
+        self.checksums: dict[str, str] = {}
+        """The same of this start."""
+        self.allowed_before: set[str] = set()
+        """Those of the changes that were allowed at an earlier start."""
 
-    def add(self, section: str, settings: Mapping[str, Any], *, may_change: bool) -> None:
-        """Take settings of this start, under ``section.name``, and keep those that have changed.
+    def is_as_at_last_start(self, section: str, settings: Mapping[str, Any]) -> bool:
+        """Remember a section, and return whether the run last went on with the same settings.
+
+        Then what differs from the checkpoint was allowed before it was killed, or went back to it.
+        """
+        text = json.dumps(settings, sort_keys=True, default=repr)
+        self.checksums[section] = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return self.last_start.get(section) == self.checksums[section]
+
+    def add(self, section: str, settings: Mapping[str, Any], *, may_change: bool) -> list[str]:
+        """Take settings of this start, under ``section.name``, and return those that have changed.
 
         Raises:
             UserError: some differ from those of the checkpoint, and may not.
@@ -71,6 +88,7 @@ class RunSettings:
             )
         self.changes += [one for one in changed if one not in self.changes]
         self.now |= found
+        return changed
 
     def add_validation(self, rows: str | None) -> bool:
         """Take a description of the validation rows; return whether they have changed, and warn.

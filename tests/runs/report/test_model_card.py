@@ -117,6 +117,23 @@ def test_a_change_is_told_once_though_its_resume_was_killed_and_repeated(tmp_pat
     assert "- **Changed at resumes:** model.group_size 2 -> 4 after step 1\n" in card
 
 
+def test_a_change_in_steps_that_were_left_behind_is_not_told(tmp_path):
+    for step, changes in (
+        (0, []),
+        (2, ["model.seed: 0 -> 1"]),
+        (5, ["model.group_size: 2 -> 4"]),
+        (7, ["model.optimizer.lr: 1.0 -> 0.5"]),
+        (5, []),  # it went back, with the settings of that checkpoint
+    ):
+        kind = "resume" if step else "start"
+        append_event(tmp_path, Event(time=now(), step=step, kind=kind, changes=changes))
+    trainer, module = make_trainer(max_steps=1), make_module(group_size=2)
+    trainer.fit(module, AdditionData(1, train_size=4, validation_size=0, prompts_per_step=2))
+    write_model_card(tmp_path, tmp_path, trainer, module)
+    card = ModelCard.load(tmp_path / "README.md").text
+    assert "- **Changed at resumes:** model.seed 0 -> 1 after step 2\n" in card
+
+
 def soft_clip(inputs, objective):
     return -inputs.ratio * inputs.advantages
 
