@@ -138,8 +138,11 @@ class ResumableModule(PolicyModule):
         refuse_other_policy(self, checkpoint["state_dict"], self._reloaded_names())
         if is_fit or self.policy.lora is not None:
             sources = self._sources()
-            as_before = self._run_settings.is_as_at_last_start("sources", as_plain(sources))
-            refuse_changed(checkpoint, sources, may_be_others=self.allow_changes or as_before)
+            may_be_others = self.allow_changes
+            if is_fit:  # another checkpoint may be evaluated afterwards
+                plain = as_plain(sources)
+                may_be_others |= self._run_settings.is_as_at_last_start("sources", plain)
+            refuse_changed(checkpoint, sources, may_be_others=may_be_others)
         self.strict_loading = not self._reloaded_names()
         self._earlier_optimizer_settings = checkpoint["optimizer_settings"]
         if is_fit:

@@ -9,7 +9,9 @@ from lit_grpo.callbacks import Checkpoints
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.policy import LoRA
+from lit_grpo.policy.files.model_source import ModelSource, as_plain, save_sources
 from lit_grpo.training import MasterAdamW
+from lit_grpo.training.checks.same_run import RunSettings
 from lit_grpo.types import UserError
 
 
@@ -140,3 +142,17 @@ def test_a_checkpoint_that_does_not_say_its_class_is_loaded_as_it_is(of_adamw, t
     fit(module, max_steps=3, ckpt_path=tmp_path / "old.ckpt")
     (optimizer,) = module.trainer.optimizers
     assert {float(state["step"]) for state in optimizer.state.values()} == {3.0}
+
+
+def test_an_adapter_of_another_model_is_not_evaluated_though_its_run_went_on_with_it():
+    """What a resumed run was allowed is not allowed of the checkpoints of other runs."""
+    module = make_module(policy={"lora": LoRA(rank=2)})
+    module.policy.load(with_reference=False)
+    module.policy.loaded_from = ModelSource("mine", "a")
+    checkpoint = {"state_dict": module.state_dict(), "optimizer_settings": {}}
+    save_sources(checkpoint, {"model.policy.path": ModelSource("theirs", "b")})
+    last = RunSettings()
+    last.is_as_at_last_start("sources", as_plain(module._sources()))
+    module.take_last_start(last.checksums)
+    with pytest.raises(UserError, match="must be the model that the run began with, theirs"):
+        module.on_load_checkpoint(checkpoint)
