@@ -177,11 +177,7 @@ class Policy(nn.Module):
                 before without a reference.
         """
         if self.model is not None:
-            if with_reference and self.lora is None and self.reference_model is None:
-                raise UserError(
-                    "this policy was loaded by a module without a KL term, so it has no reference, "
-                    "and may have been trained since. Make a new Policy for each module."
-                )
+            self._refuse_missing_reference(with_reference, refreshes_reference)
             return
         self.sharding = sharding
         files = None
@@ -206,6 +202,22 @@ class Policy(nn.Module):
         self.causal_model = BodyAndHead(
             model, use_packing=use_packing, compile=self.compile_forward, sharding=sharding
         )
+
+    def _refuse_missing_reference(self, with_reference: bool, refreshes_reference: bool) -> None:
+        """Check that a loaded policy has the reference that a further module needs."""
+        kind, absent, is_missing = (
+            "without a KL term",
+            "no reference",
+            with_reference and self.reference_model is None,
+        )
+        if self.lora is not None:
+            kind, absent = "that refreshes no reference", "none to refresh"
+            is_missing = refreshes_reference and self.reference_adapter is None
+        if is_missing:
+            raise UserError(
+                f"this policy was loaded by a module {kind}, so it has {absent}, and may have been "
+                "trained since. Make a new Policy for each module."
+            )
 
     def _shard(self, model: Any, base: PreTrainedModel, files: Path | None) -> None:
         """Shard a model in place, and read its weights if it has none yet.

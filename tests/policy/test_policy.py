@@ -99,6 +99,14 @@ def test_a_reference_is_not_made_of_a_policy_that_may_have_been_trained():
         policy.load(with_reference=True)
 
 
+def test_a_reference_to_refresh_is_not_made_of_an_adapter_that_may_have_been_trained():
+    policy = Policy(architecture=LLAMA, lora=LoRA(rank=2))
+    policy.load(with_reference=True)
+    policy.load(with_reference=True)
+    with pytest.raises(UserError, match="so it has none to refresh, .* Make a new Policy"):
+        policy.load(with_reference=True, refreshes_reference=True)
+
+
 def test_gradient_checkpointing_does_not_change_the_gradient():
     gradients = []
     for checkpointing in (False, True):
