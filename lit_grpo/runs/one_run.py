@@ -22,10 +22,12 @@ def keep_apart(given: Iterable[Callback | Logger], run_dir: Path) -> None:
     Raises:
         UserError: one belongs to another, into which it would write, or whose state it has.
     """
-    for one in filter(_keeps_state, given):
+    stateful, run_dir = [*filter(_keeps_state, given)], run_dir.absolute()
+    for one in stateful:
         earlier = getattr(one, _RUN_DIR, run_dir)
         if earlier != run_dir:
             raise _of_another_run(one, earlier)
+    for one in stateful:
         setattr(one, _RUN_DIR, run_dir)
 
 
@@ -65,7 +67,7 @@ def refuse_trained(model: L.LightningModule, given: Iterable[Callback | Logger])
 
 def _keeps_state(one: Callback | Logger) -> bool:
     """Return whether an object belongs to one run: all but callbacks of a program's own without."""
-    is_ours = type(one).__module__.startswith("lit_grpo.")
+    is_ours = any(kind.__module__.startswith("lit_grpo.") for kind in type(one).__mro__)
     return is_ours or isinstance(one, Logger) or is_overridden("state_dict", one, parent=Callback)
 
 

@@ -1,6 +1,7 @@
 """What has the state of another run does not take part in a new one."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -12,6 +13,7 @@ from tiny import LLAMA
 
 from lit_grpo import AdditionData, Evaluation, GRPOModule, Policy, Sampling, Trainer
 from lit_grpo.callbacks import Checkpoints, TimingLog, ZeroRewardBreaker
+from lit_grpo.runs.one_run import keep_apart
 from lit_grpo.types import UserError
 
 
@@ -33,6 +35,28 @@ def test_a_callback_with_a_state_belongs_to_one_run(make, tmp_path):
     with pytest.raises(UserError, match=message):
         Trainer(tmp_path / "b", callbacks=[shared], accelerator="cpu")
     assert not (tmp_path / "b").exists()
+
+
+def test_a_callback_that_was_refused_with_another_belongs_to_no_run(tmp_path):
+    class OwnTiming(TimingLog):
+        """A callback of a program that keeps what its class keeps."""
+
+    used, new = OwnTiming(), Counting()
+    keep_apart([used], tmp_path / "a")
+    with pytest.raises(UserError, match="this OwnTiming belongs to the run"):
+        keep_apart([new, used], tmp_path / "b")
+    keep_apart([new], tmp_path / "c")
+
+
+def test_a_run_is_the_same_by_any_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shared = Counting()
+    keep_apart([shared], Path("run"))
+    keep_apart([shared], tmp_path / "run")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    with pytest.raises(UserError, match="belongs to the run"):
+        keep_apart([shared], Path("run"))
 
 
 def test_a_logger_belongs_to_one_run_and_a_callback_without_a_state_to_any(tmp_path):
