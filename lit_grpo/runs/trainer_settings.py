@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.accelerators import MPSAccelerator
 
 from lit_grpo.types import UserError, check_range, check_type, setting_error
 
@@ -102,7 +103,8 @@ def refuse_missing_gpu(accelerator: object) -> None:
     Raises:
         UserError: torch finds none.
     """
-    if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+    has_other = accelerator == "gpu" and MPSAccelerator.is_available()
+    if accelerator in ("gpu", "cuda") and not (has_other or torch.cuda.is_available()):
         raise UserError(NO_GPU)
 
 

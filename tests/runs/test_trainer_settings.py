@@ -8,6 +8,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from lightning.pytorch.accelerators import MPSAccelerator
 
 from lit_grpo import Trainer
 from lit_grpo.runs.trainer_settings import (
@@ -16,6 +17,7 @@ from lit_grpo.runs.trainer_settings import (
     refuse_durations,
     refuse_float16,
     refuse_intervals,
+    refuse_missing_gpu,
 )
 from lit_grpo.types import UserError
 
@@ -150,3 +152,11 @@ def test_what_cannot_train_here_is_refused_in_our_words(settings, said, tmp_path
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UserError, match=said):
         Trainer(tmp_path, **{"accelerator": "cpu"} | settings)
+
+
+def test_a_gpu_of_a_mac_is_one(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(MPSAccelerator, "is_available", lambda: True)
+    refuse_missing_gpu("gpu")
+    with pytest.raises(UserError, match="torch finds none"):
+        refuse_missing_gpu("cuda")
