@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import signature
@@ -60,7 +60,7 @@ def refuse_unknown(
         if name in known:
             continue
         if name in NAMES:
-            hint = f" Set {_in_program(NAMES[name])}."
+            hint = f" Set {_in_program(NAMES[name], owner, known)}."
         elif inner and name in inner:
             hint = f" Set {inner[name]} of {owner}."
         else:
@@ -69,12 +69,17 @@ def refuse_unknown(
         raise UserError(f"{name}: {owner} has no such setting.{hint}")
 
 
-def _in_program(key: str) -> str:
-    """Return what of a program a key of a config is: ``objective.kl.coef of GRPOModule``."""
+def _in_program(key: str, owner: str, known: Sequence[str]) -> str:
+    """Return what of a program a key of a config is: ``objective.kl.coef of GRPOModule``.
+
+    Args:
+        owner: Name of the class that was given the keyword, whose own settings are ``known``.
+    """
     if key in IN_PROGRAMS:
         return IN_PROGRAMS[key]
-    section = key.partition(".")[0]
-    return f"{re.sub(rf'{section}[.]', '', key)} of {OWNERS[section]}"
+    section, _, rest = key.partition(".")
+    is_own = rest.split(".")[0] in known
+    return f"{re.sub(rf'{section}[.]', '', key)} of {owner if is_own else OWNERS[section]}"
 
 
 def _inner_names(init: Any) -> dict[str, str]:

@@ -40,10 +40,18 @@ def test_a_warm_up_refuses_them_too():
         UserError, match=r"^max_tokens: SFT.* Set sampling\.max_tokens of SFTModule"
     ):
         SFTModule("model", max_tokens=8)
+    for name, instead in (
+        ("model", "policy of SFTModule"),
+        ("max_completion_length", "sampling.max_tokens of SFTModule"),
+        ("beta", "objective.kl.coef of GRPOModule"),
+    ):
+        with pytest.raises(UserError, match=rf"Set {instead}\.$"):
+            SFTModule("model", **{name: 1})
 
 
 def test_every_name_of_other_libraries_has_a_place_in_a_program():
-    assert all(re.search(" of [A-Z]|functools", _in_program(key)) for key in NAMES.values())
+    places = [_in_program(key, "Trainer", []) for key in NAMES.values()]
+    assert all(re.search(" of [A-Z]|functools", place) for place in places)
 
 
 def test_a_checked_constructor_keeps_its_signature():
