@@ -78,14 +78,11 @@ def _explain(parser: Any, items: list[Any], key: str, number: str, setting: str 
 def _of_another(parser: Any, items: list[Any], key: str, argument: str) -> str:
     """Say which item has a setting that the last one has not; nothing if none has, or the last."""
     setting = argument.removeprefix(f"{key}.").removeprefix("init_args.")
-    *others, last = map(_name, items)
-
-    def has_it(name: str) -> bool:
-        return setting.split(".")[0] in _settings(parser, key, name)
-
-    if setting in ("class_path", "help") or not others or has_it(last):
+    name, (*others, last) = setting.split(".")[0], map(_name, items)
+    of_last = _settings(parser, key, last)  # none if the parser has to say what is wrong with it
+    if setting in ("class_path", "help") or not others or not of_last or name in of_last:
         return ""
-    found = next(filter(has_it, others), None)
+    found = next((one for one in others if name in _settings(parser, key, one)), None)
     return _only_last(key, last, f"Set {setting} of {found}") if found else ""
 
 

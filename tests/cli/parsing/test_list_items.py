@@ -67,6 +67,15 @@ def test_items_are_counted_over_files_and_arguments_and_may_be_of_a_class_of_the
     assert "model.rewards has only 1," in capsys.readouterr().err
 
 
+def test_of_a_last_item_whose_class_is_not_found_nothing_else_is_said(here, capsys):
+    items = [ITEMS[0], {"class_path": "no_such_module.Bonus"}]
+    (here / "my.yaml").write_text(
+        yaml.safe_dump(BASE | {"model": BASE["model"] | {"rewards": items}})
+    )
+    assert main(["fit", "--config", "my.yaml", "--model.rewards.init_args.weight=2"]) == 2
+    assert "only the last item" not in capsys.readouterr().err
+
+
 def test_callbacks_are_told_the_same(here, capsys):
     assert main(["fit", "--config", "debug", "--trainer.callbacks.0.wrong=1"]) == 2
     error = capsys.readouterr().err
