@@ -237,6 +237,7 @@ ARGUMENTS = {
     "--print_confg": "print_confg: no such key. Did you mean print_config?",
     "base.yaml": "base.yaml: unexpected argument. Each file needs the word before it: --config ba",
     "mine.py": "Several files are one list, in quotes: --data.train '[a.jsonl, mine.py]'.",
+    "x" * 300: f"{'x' * 300}: unexpected argument. Use --config FILE and --KEY VALUE.",
     "stray": "stray: unexpected argument. Use --config FILE and --KEY VALUE.",
     "--config": "-c/--config: expected one argument",
     "--trainer.default_root_dir=${run_dri}/x": (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pkgutil
 import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, get_args
 
 from lit_grpo.cli.errors import broken_import, one_line
@@ -261,7 +261,7 @@ def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
         fix = "Use --config FILE and --KEY VALUE."
         if argument.endswith((".yaml", ".yml")):
             fix = f"Each file needs the word before it: --config {argument}."
-        elif Path(argument).is_file():  # a shell has put several names in place of a pattern
+        elif os.path.isfile(argument):  # a shell has put several names in place of a pattern
             fix = f"Several files are one list, in quotes: --data.train '[a.jsonl, {argument}]'."
         return f"{argument}: unexpected argument. {fix}"
     argument = argument.removeprefix("--")
