@@ -283,7 +283,7 @@ def leave_out_shared_memory() -> None:
     """
     import deepspeed
 
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    getattr(deepspeed.ops, "__compatible_ops__", {})["deepspeed_shm_comm"] = False
 
 
 def _read(path: Path, weights_only: bool | None, *, with_optimizers: bool = True) -> dict[str, Any]:

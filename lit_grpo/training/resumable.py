@@ -51,6 +51,7 @@ class ResumableModule(PolicyModule):
     changes: Sequence[str] = ()
     """What a resumed run does otherwise than before, ``model.group_size: 4 -> 8``; the command
     line has those of its config."""
+    _last_start_step = 0
     _has_other_optimizer = False
     """Whether the state of the optimizer in the checkpoint is of no use to the present one."""
     allow_changes = False
@@ -87,7 +88,9 @@ class ResumableModule(PolicyModule):
             settings.changes += self._changed_optimizer_settings()
         new, settings.changes = settings.changes, []
         if self.changes:
-            shown = {one.partition(":")[0].replace(".init_args", "") for one in self.changes}
+            shown = {one.partition(":")[0].replace(".init_args", ""): one for one in self.changes}
+            since = {one.partition(":")[0]: one for one in new}  # the checkpoint, not the config
+            self.changes = [since.get(key, one) for key, one in shown.items()]
             new = [
                 one
                 for one in new
@@ -122,9 +125,14 @@ class ResumableModule(PolicyModule):
         """Checksums of what decides what is learned, by section, for the events of the run."""
         return self._run_settings.checksums
 
-    def take_last_start(self, checksums: Mapping[str, str]) -> None:
-        """Take those with which the run last began or went on, which a resume need not allow."""
-        self._run_settings.last_start = checksums
+    def take_last_start(self, checksums: Mapping[str, str], step: int) -> None:
+        """Take those with which the run last began or went on, which a resume need not allow.
+
+        Args:
+            step: The rollout step that it went on from. Later checkpoints either have the same
+                settings, or are of steps that the run has left behind.
+        """
+        self._run_settings.last_start, self._last_start_step = checksums, step
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["optimizer_settings"] = self._optimizer_settings
@@ -140,6 +148,8 @@ class ResumableModule(PolicyModule):
             sources = self._sources()
             may_be_others = self.allow_changes
             if is_fit:  # another checkpoint may be evaluated afterwards
+                if checkpoint.get("summary", {}).get("rollout_step", 0) > self._last_start_step:
+                    self._run_settings.last_start = {}
                 plain = as_plain(sources)
                 may_be_others |= self._run_settings.is_as_at_last_start("sources", plain)
             refuse_changed(checkpoint, sources, may_be_others=may_be_others)

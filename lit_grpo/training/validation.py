@@ -68,7 +68,7 @@ class EvaluatedModule(ResumableModule):
         if val_loader:
             self.evaluation.check(prompts)
         self._tell_changes()
-        self._run_settings.before = {}  # another training may follow, of other data
+        self._run_settings.forget()  # another training may follow, of other data
         self._is_checked = self.has_begun = True
 
     def on_train_start(self) -> None:

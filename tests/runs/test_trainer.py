@@ -157,8 +157,11 @@ def test_what_was_allowed_goes_on_though_the_run_was_killed_before_it_saved(tmp_
     told = [sorted(one.changes) for one in read_events(tmp_path) if one.kind == "resume"]
     assert told[0] == told[1]
     assert "model.group_size: 2 -> 4" in told[0]
+    shutil.copytree(tmp_path / "checkpoints", tmp_path / "left_behind")
     lose_what_was_saved_since()
     train(tmp_path, ckpt_path="last")  # with those of the checkpoint
+    with pytest.raises(UserError, match="model.group_size: 4 -> 2"):
+        train(tmp_path, ckpt_path=tmp_path / "left_behind/step_000003.ckpt", max_steps=5)
 
 
 def test_what_changes_at_a_resume_is_in_the_log_the_events_and_the_card(tmp_path, caplog):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pkgutil
 import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, get_type_hints
 
 import yaml
+from jsonargparse._util import NestedArg
 
 from lit_grpo.cli.parsing.configs import REWARDS
 from lit_grpo.rewards import Reward
+
+EVALUATION, ACCURACY = "model.evaluation", "accuracy"
 
 _COLON = re.compile(r"[\w./~-]+:[A-Za-z_]\w*")
 """``module:function`` or ``path/to/file.py:function``, which no class is written like."""
@@ -20,19 +24,35 @@ _DOTTED = re.compile(r"(\w+\.)+\w+")
 
 
 def take_functions(parser: Any) -> None:
-    """Let `model.rewards` of a parser have functions, if it has that key."""
+    """Let `model.rewards` and `model.evaluation.accuracy` of a parser have functions."""
     for action in parser._actions:
         if action.dest == REWARDS:
-            _wrap(action)
+            _wrap(action, with_functions)
+        elif action.dest == EVALUATION:
+            _wrap(action, _with_accuracy)
 
 
-def _wrap(action: Any) -> None:
+def _wrap(action: Any, change: Callable[..., Any]) -> None:
     check = action._check_type
 
     def check_type(value: Any, append: bool = False, cfg: Any = None, mode: Any = None) -> Any:
-        return check(with_functions(value, is_item=append), append=append, cfg=cfg, mode=mode)
+        return check(change(value, is_item=append), append=append, cfg=cfg, mode=mode)
 
     action._check_type = check_type  # for files and the command line alike
+
+
+def _with_accuracy(value: Any, *, is_item: bool) -> Any:
+    """Return a value of `model.evaluation` with functions as rewards in its accuracy."""
+    if isinstance(value, NestedArg) and value.key == ACCURACY:
+        return value._replace(val=with_functions(value.val, is_item=True))
+    if not isinstance(value, Mapping):
+        return value
+    changed = dict(value)
+    if ACCURACY in changed:
+        changed[ACCURACY] = with_functions(changed[ACCURACY], is_item=True)
+    if isinstance(changed.get("init_args"), Mapping):
+        changed["init_args"] = _with_accuracy(changed["init_args"], is_item=is_item)
+    return changed
 
 
 def with_functions(value: Any, *, is_item: bool = False) -> Any:
@@ -40,7 +60,7 @@ def with_functions(value: Any, *, is_item: bool = False) -> Any:
 
     Args:
         value: What a config file or the command line gives.
-        is_item: Whether the value may be one item, which is appended to a list.
+        is_item: Whether the value may be one item instead of a list.
     """
     given = value
     if isinstance(value, str):

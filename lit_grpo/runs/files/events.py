@@ -77,7 +77,8 @@ class EventsFile(Callback):
         take = getattr(pl_module, "take_last_start", None)
         if stage == "fit" and take is not None:
             starts = read_starts(self.run_dir) if trainer.is_global_zero else []
-            take(trainer.strategy.broadcast(starts[-1].settings if starts else {}))
+            last = (starts[-1].settings, starts[-1].step) if starts else ({}, 0)
+            take(*trainer.strategy.broadcast(last))
 
     def on_event(self, trainer: L.Trainer, event: Event) -> None:
         """Append an event.

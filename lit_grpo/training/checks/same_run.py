@@ -62,6 +62,10 @@ class RunSettings:
         self.allowed_before: set[str] = set()
         """Those of the changes that were allowed at an earlier start."""
 
+    def forget(self) -> None:
+        """Forget the run that this one went on from."""
+        self.before, self.last_start, self.allowed_before = {}, {}, set()
+
     def is_as_at_last_start(self, section: str, settings: Mapping[str, Any]) -> bool:
         """Remember a section, and return whether the run last went on with the same settings.
 

@@ -50,6 +50,26 @@ def test_the_path_of_a_function_is_a_reward(path, here, printed_config):
     assert [len(one["model"]["rewards"]) for one in given.values()] == [1, 1, 2]
 
 
+@pytest.mark.parametrize("path", ["fn_rewards.digits", "fn_rewards.py:digits"])
+def test_the_accuracy_takes_functions_as_well(path, here, printed_config):
+    for name, accuracy in (("one", path), ("list", [path, "MathReward"])):
+        evaluation = {"accuracy": accuracy, "num_samples": 2}
+        (here / f"{name}.yaml").write_text(yaml.safe_dump({"model": {"evaluation": evaluation}}))
+    given = [
+        printed_config("--config=base.yaml", "--config=one.yaml"),
+        printed_config("--config=base.yaml", "--model.evaluation.accuracy", path),
+    ]
+    for config in given:
+        accuracy = config["model"]["evaluation"]["accuracy"]
+        assert accuracy["class_path"].endswith(".FunctionReward")
+        assert accuracy["init_args"]["function"] == path
+    first, second = printed_config("--config=base.yaml", "--config=list.yaml")["model"][
+        "evaluation"
+    ]["accuracy"]
+    assert first["init_args"]["function"] == path
+    assert second["class_path"].endswith(".MathReward")
+
+
 def test_a_function_scores_completions_and_a_saved_config_trains_again(here, capsys):
     arguments = ["--config=base.yaml", "--model.rewards=[fn_rewards.digits]"]
     assert main(["rewards", *arguments, "--n=2"]) in (0, 1)
