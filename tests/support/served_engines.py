@@ -130,7 +130,7 @@ def launched_servers(trainer: int | None = None) -> list[RunningServer]:
     """Return the servers that the engines of a process have launched, in the order of ports."""
     found = []
     for process in psutil.Process(trainer).children(recursive=True):
-        command, parents = _command(process), _command(process.parent())
+        command, parents = command_of(process), command_of(process.parent())
         if command[:2] == PROGRAM and server_guard.__file__ in parents:
             port = int(command[command.index("--port") + 1])
             words = with_config(command[2:])
@@ -139,7 +139,7 @@ def launched_servers(trainer: int | None = None) -> list[RunningServer]:
     return sorted(found, key=lambda server: server.port)
 
 
-def _command(process: psutil.Process | None) -> list[str]:
+def command_of(process: psutil.Process | None) -> list[str]:
     """Return the command line of a process; empty if it has exited."""
     try:
         return process.cmdline() if process else []

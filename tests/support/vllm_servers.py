@@ -7,6 +7,7 @@ import urllib.request
 from urllib.parse import urlsplit
 
 import psutil
+from served_engines import command_of
 
 from lit_grpo.rollout.server import guard as server_guard
 
@@ -21,7 +22,7 @@ def processes_of(url: str, trainer: int | None = None) -> list[psutil.Process]:
     (main,) = [
         process
         for process in psutil.Process(trainer).children(recursive=True)
-        if port in (command := process.cmdline()) and server_guard.__file__ not in command
+        if port in (command := command_of(process)) and server_guard.__file__ not in command
     ]
     return [main, *main.children(recursive=True)]
 

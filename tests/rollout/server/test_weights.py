@@ -14,6 +14,7 @@ from served_engines import (
     SEEDED,
     assert_same,
     assert_written_by,
+    command_of,
     generate,
     hurry,
     launch,
@@ -72,7 +73,7 @@ def test_a_restarted_server_is_checked_and_a_mismatch_fails_the_engine(tmp_path)
         assert_written_by({1: policy.model}, PROMPTS, generate(engine, PROMPTS, PLAIN))
         is_stale.touch()
         for guard in psutil.Process().children():
-            for server in guard.children() if server_guard.__file__ in guard.cmdline() else ():
+            for server in guard.children() if server_guard.__file__ in command_of(guard) else ():
                 server.kill()
         with pytest.raises(EngineFailed, match="differ from the trainer's by"):
             generate(engine, PROMPTS, PLAIN)
