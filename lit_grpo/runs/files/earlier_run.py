@@ -16,8 +16,9 @@ log = logging.getLogger(__name__)
 
 FORMAT = ("template", "system_prompt", "chat", "chat_template_kwargs")
 """Settings of the data that decide how a row is read by the policy."""
-KINDS = ("PromptData", "StreamData")
-"""Data whose settings these are, as they are written in a config."""
+KINDS = ("PromptData", "StreamData", "AdditionData")
+"""Data whose settings these are, as they are written in a config; `AdditionData` has the
+defaults."""
 
 
 @rank_zero_only
@@ -35,11 +36,13 @@ def warn_of_other_format(trainer: L.Trainer, path: str | None) -> None:
     earlier = argument(read_config(config), "data")
     if type(data).__name__ not in KINDS or _kind(earlier) not in KINDS:
         return
+    default = type(data.prompt_format)()
+    then = {name: argument(earlier, name) or getattr(default, name) for name in FORMAT}
     now = {name: getattr(data.prompt_format, name) for name in FORMAT}
     changed = [
-        f"{name}: {before!r} -> {now[name]!r}"
+        f"{name}: {then[name]!r} -> {now[name]!r}"
         for name in FORMAT
-        if ((before := argument(earlier, name)) or None) != (now[name] or None)
+        if (then[name] or None) != (now[name] or None)
     ]
     if changed:
         log.warning(

@@ -27,13 +27,23 @@ def test_other_settings_of_the_format_are_named(tmp_path, caplog):
     assert f"set them as in {tmp_path / 'config.yaml'}." in text
 
 
+def test_a_warm_up_on_the_built_in_task_had_plain_prompts(tmp_path, caplog):
+    config = {"data": {"class_path": "lit_grpo.AdditionData", "init_args": {"num_digits": 2}}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "final").mkdir()
+    for data in (AdditionData(2), PromptData(), PromptData(chat=True)):
+        warn_of_other_format(SimpleNamespace(datamodule=data), str(tmp_path / "final"))
+    (warned,) = caplog.messages
+    assert "(data.chat: False -> True)" in warned
+
+
 @pytest.mark.parametrize(
     ("data", "settings"),
     [
         (PromptData(chat=True), {}),
         (PromptData(chat=True), {"system_prompt": "", "chat_template_kwargs": {}}),
         (PromptData(), {"kind": "lit_grpo.RubricData"}),
-        (AdditionData(2), {}),
+        (AdditionData(2), {"chat": False}),
         (PromptData(), {"path": "gone"}),
         (PromptData(), {"path": None}),
     ],
