@@ -34,6 +34,11 @@ def num_finished_steps(trainer: L.Trainer) -> int:
     return trainer.fit_loop.total_batch_idx + 1 - is_step_unfinished(trainer)
 
 
+def is_resumed(trainer: L.Trainer) -> bool:
+    """Return whether a training goes on, also from a checkpoint without finished steps."""
+    return num_finished_steps(trainer) > 0 or bool(trainer.ckpt_path)
+
+
 def record_event(
     trainer: L.Trainer, kind: EventKind, message: str = "", cause: str = "", **others: Any
 ) -> None:
@@ -102,9 +107,7 @@ class EventsFile(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.has_begun = True
-        # A checkpoint that was written before the first step has no finished ones.
-        is_resumed = num_finished_steps(trainer) > 0 or bool(trainer.ckpt_path)
-        kind: EventKind = "resume" if is_resumed else "start"
+        kind: EventKind = "resume" if is_resumed(trainer) else "start"
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         held_out = getattr(data, "validation_hash", "")
         policy = str(getattr(getattr(pl_module, "policy", None), "path", None) or "")

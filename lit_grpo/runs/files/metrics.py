@@ -14,6 +14,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.runs.files.event_log import read_starts
+from lit_grpo.runs.files.events import is_resumed
 from lit_grpo.runs.safe_points import is_between_steps
 from lit_grpo.stopping import is_step_unfinished
 from lit_grpo.types.atomic import replacing_file
@@ -48,7 +49,7 @@ class MetricsFile(Logger, Callback):
         self._columns = list(FIRST_COLUMNS)
         self._num_resumes = 0
         self._is_new = False
-        """Whether a training has begun that goes on from no checkpoint."""
+        """Whether a training has begun that is no resumption."""
         self._rows: dict[int, Row] | None = None
         self._earlier_steps: set[int] = set()
         """Steps that an earlier process wrote; empty once this one has trained a step."""
@@ -105,7 +106,7 @@ class MetricsFile(Logger, Callback):
         self._num_resumes = len(read_starts(self.path.parent))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._finished, self._is_new = -1, trainer.ckpt_path is None
+        self._finished, self._is_new = -1, not is_resumed(trainer)
         if self._is_new:
             self._num_resumes = 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from lit_grpo.runs.files.event_log import LEAKED, read_events
+from lit_grpo.runs.files.event_log import LEAKED, read_events, read_starts
 from lit_grpo.runs.report.history import ACCURACY, Run
 
 
@@ -17,9 +17,8 @@ def held_out_hashes(run: Run) -> list[str]:
     """Return for each accuracy of a run the hash of the prompts it was measured on, if recorded."""
     steps = list(run.values(ACCURACY).index) if run.has(ACCURACY) else []
     hashes = dict.fromkeys(steps, "")
-    for event in read_events(run.path):
-        if event.kind in ("start", "resume"):
-            hashes |= {step: event.held_out for step in steps if max(1, step) > event.step}
+    for event in read_starts(run.path):
+        hashes |= {step: event.held_out for step in steps if max(1, step) > event.step}
     return list(hashes.values())
 
 
