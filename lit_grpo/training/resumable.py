@@ -52,6 +52,7 @@ class ResumableModule(PolicyModule):
     """What a resumed run does otherwise than before, ``model.group_size: 4 -> 8``; the command
     line has those of its config."""
     _last_start_step = 0
+    """The rollout step from which the run last began or went on."""
     _has_other_optimizer = False
     """Whether the state of the optimizer in the checkpoint is of no use to the present one."""
     allow_changes = False

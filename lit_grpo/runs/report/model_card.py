@@ -193,8 +193,8 @@ def _describe_data(data: Any) -> str:
 def _describe_changes(run_dir: Path) -> str:
     """Return which settings changed after which step; those of the card are of the last part.
 
-    A resumption replaces the later ones, whose steps it repeats, and one from the same checkpoint,
-    which was killed before it had another.
+    A resumption replaces earlier ones from the same step or a later one, as it repeats the steps
+    that followed them.
     """
     kept: list[Event] = []
     for event in read_starts(run_dir):

@@ -29,7 +29,7 @@ _READ_BY_A_FUNCTION = (
 def settings_without_effect(
     objective: Objective, advantage: AdvantageConfig, update: UpdateConfig
 ) -> list[str]:
-    """Return what to say of each setting that differs from its default and has not its effect."""
+    """Return a message for each changed setting that does nothing, or not what it is for."""
     found = [*_of_objective(objective, update), *_of_advantage(advantage)]
     messages = [f"model.{key} has no effect with {other}." for key, other in found]
     kl, has_loss = objective.kl, objective.function is None
