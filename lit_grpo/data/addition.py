@@ -7,10 +7,12 @@ import random
 from lit_grpo.data.module import PromptDataModule, Split
 from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import UserError, check_range
+from lit_grpo.types.keywords import checks_keywords
 
 _MAX_SUMS = 1_000_000
 
 
+@checks_keywords
 class AdditionData(PromptDataModule):
     """Sums of two numbers with ``num_digits`` digits each.
 

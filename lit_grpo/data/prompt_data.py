@@ -20,11 +20,13 @@ from lit_grpo.data.rows.mapped import MappedRows
 from lit_grpo.data.rows.prepared import HOLDOUT, Holdout, PreparedDir, PreparedSplit, find_prepared
 from lit_grpo.data.rows.sources import Row, read_rows
 from lit_grpo.types import UserError, check_range, check_value
+from lit_grpo.types.keywords import checks_keywords
 
 MAX_ROWS_IN_MEMORY = 50_000
 """Prepared data with more rows to train on are tokenized while they are trained on."""
 
 
+@checks_keywords
 class PromptData(PromptDataModule):
     """Prompts from jsonl, parquet and csv files and Hugging Face datasets.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_grpo.objective.custom import Function, check_arguments, checked_advantages
 from lit_grpo.types import RewardTable, UserError, check_fields, check_range, counted_rows
+from lit_grpo.types.keywords import checks_keywords
 
 NOISE = 3e-7
 """Rewards of a group whose distance from their mean is at most this share of the largest one count
@@ -22,6 +23,7 @@ as equal. It lies between the rounding of a float32, 1.2e-7, and half a differen
 the same reward may come as 0.3 and as ``np.float32(0.3)``."""
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class AdvantageConfig:
     """How rewards become advantages.

@@ -21,10 +21,12 @@ from lit_grpo.objective.terms import (
     SFTTerm,
 )
 from lit_grpo.types import UserError, check_fields, check_range
+from lit_grpo.types.keywords import checks_keywords
 
 _KEY = "model.objective."
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class Objective:
     """What an optimizer step minimises.

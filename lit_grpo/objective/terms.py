@@ -8,10 +8,12 @@ from typing import Literal
 
 from lit_grpo.objective.custom import Function, check_arguments
 from lit_grpo.types import UserError, check_fields, check_range
+from lit_grpo.types.keywords import checks_keywords
 
 _KEY = "model.objective."
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class KLTerm:
     """The KL divergence from the reference, and how the reference changes.
@@ -115,6 +117,7 @@ class KLTerm:
         return self.coef > 0 and self.place == "reward"
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class DistillationTerm:
     """The reverse KL divergence of the policy from a teacher, on the policy's own completions.

@@ -11,9 +11,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from lit_grpo.types import UserError, check_fields, check_range, setting_error
+from lit_grpo.types.keywords import checks_keywords
 from lit_grpo.types.spelling import did_you_mean
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
     """A low-rank adapter (arXiv 2106.09685); the reference is the policy without the adapter.

@@ -45,8 +45,10 @@ from lit_grpo.policy.packed.packed_attention import same_attention
 from lit_grpo.policy.reference import frozen_copy, frozen_values, move_towards, swapped
 from lit_grpo.policy.sharding import WHOLE, Sharding, whole_shape
 from lit_grpo.types import UserError, check_init, plain_value, setting_error
+from lit_grpo.types.keywords import checks_keywords
 
 
+@checks_keywords
 class Policy(nn.Module):
     """A language model to train.
 

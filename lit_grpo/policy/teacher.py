@@ -21,6 +21,7 @@ from lit_grpo.policy.files.model_source import ModelSource
 from lit_grpo.policy.logprobs import completion_statistics, top_tokens
 from lit_grpo.policy.policy import Policy
 from lit_grpo.types import TokenBatch, UserError, check_init
+from lit_grpo.types.keywords import checks_keywords
 
 _KEY = "model.teacher.path"
 _PROBE = "Wave 12 + 34: naïve façades,\n\tthen 5.6e-7 of them?"
@@ -84,6 +85,7 @@ class Teacher(ABC):
         """Release what ``load`` opened."""
 
 
+@checks_keywords
 class LocalTeacher(Teacher):
     """A teacher in the trainer's process, on the policy's device.
 

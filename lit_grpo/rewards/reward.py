@@ -22,6 +22,7 @@ from lit_grpo.types import (
     setting_error,
     unfit_signature,
 )
+from lit_grpo.types.keywords import checks_keywords
 
 _ARGUMENTS = {
     "score": ("prompt", "completion"),
@@ -40,6 +41,7 @@ Value = float | Score | None
 """What a reward returns for one completion; None if it could not be scored."""
 
 
+@checks_keywords
 class Reward:
     """Score completions. Override ``score`` or, to compare siblings, ``score_group``.
 

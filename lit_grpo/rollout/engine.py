@@ -21,11 +21,13 @@ from lit_grpo.types import (
     setting_error,
 )
 from lit_grpo.types import EngineFailed as EngineFailed
+from lit_grpo.types.keywords import checks_keywords
 
 LOOK_SECONDS = 1.0
 """Time between two calls of ``on_wait`` during a generation."""
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How completions are sampled.

@@ -18,8 +18,10 @@ from lit_grpo.objective.token_advantages import TokenRewards
 from lit_grpo.policy.packed.packing import is_worth_sharing
 from lit_grpo.policy.padding import pad
 from lit_grpo.types import RolloutBatch, TokenBatch, TrainBatch, check_fields, check_range
+from lit_grpo.types.keywords import checks_keywords
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class UpdateConfig:
     """How the groups of one rollout step are split into optimizer steps.

@@ -36,6 +36,7 @@ from lit_grpo.types import (
     check_value,
     setting_error,
 )
+from lit_grpo.types.keywords import checks_keywords
 
 UNSCORED = "val/unscored_fraction"
 """The share of completions whose accuracy is not known."""
@@ -44,6 +45,7 @@ _ROUNDING = 1e-6
 """How far outside 0 to 1 an accuracy may be: a mean of several values is rounded."""
 
 
+@checks_keywords
 @dataclass(kw_only=True)
 class Evaluation:
     """How accuracy on held-out prompts is measured.

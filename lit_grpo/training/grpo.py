@@ -78,6 +78,7 @@ SETTINGS = (
 """Attributes that decide what is learned."""
 
 
+@checks_keywords
 class GRPOModule(EvaluatedModule):
     """Train a policy on groups of its own completions.
 
@@ -111,7 +112,6 @@ class GRPOModule(EvaluatedModule):
         UserError: a setting is out of range, or settings contradict each other.
     """
 
-    @checks_keywords
     def __init__(
         self,
         policy: Policy,

@@ -46,6 +46,7 @@ SHOWN_CHARACTERS = 80
 """How much of a target is logged."""
 
 
+@checks_keywords
 class SFTModule(EvaluatedModule):
     """Train a policy to continue each prompt with its target text and the token that ends it.
 
@@ -71,7 +72,6 @@ class SFTModule(EvaluatedModule):
         seed: Seed of all random numbers of the run.
     """
 
-    @checks_keywords
     def __init__(
         self,
         policy: Policy,

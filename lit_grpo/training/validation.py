@@ -21,6 +21,7 @@ from lit_grpo.rollout import EngineFailed
 from lit_grpo.stopping import ExitCode, get_stop_reason, mark_unfinished_validation, stop_run
 from lit_grpo.training.checks.compatibility import (
     say_if_endless,
+    say_without_rows,
     warn_of_learning_rate,
     warn_without_validation,
 )
@@ -90,6 +91,7 @@ class EvaluatedModule(ResumableModule):
             report_gathering(self.policy)
         loader = self._val_loader()
         if not loader:
+            say_without_rows(self.trainer)
             return
         if leaked := getattr(self.trainer.datamodule, "leaked", ""):  # type: ignore[attr-defined]
             rank_zero_only(log.warning)(leaked)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import signature
-from typing import Any, ParamSpec, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from lit_grpo.types.errors import UserError
 from lit_grpo.types.foreign_keys import KEYS
@@ -25,21 +24,22 @@ IN_PROGRAMS = {
 }
 """What to set in a config -> what to set in a program, if it is more than the name of a class."""
 
-P = ParamSpec("P")
+Class = TypeVar("Class", bound=type)
 
 
-def checks_keywords(init: Callable[P, None]) -> Callable[P, None]:
-    """Let a constructor refuse unknown keywords in words; its signature stays what it is."""
+def checks_keywords(of: Class) -> Class:
+    """Let the constructor of a class refuse unknown keywords in words; its signature stays."""
+    init = of.__init__  # type: ignore[misc]
     known = [name for name in signature(init).parameters if name != "self"]
-    owner = init.__qualname__.partition(".")[0]
 
     @wraps(init)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
-        if not kwargs.keys() <= {*known}:
-            refuse_unknown(owner, kwargs, known, inner=_inner_names(init))
-        init(*args, **kwargs)
+    def checked(self: object, *args: object, **keywords: object) -> None:
+        if not keywords.keys() <= {*known}:
+            refuse_unknown(type(self).__name__, keywords, known, inner=_inner_names(init))
+        init(self, *args, **keywords)
 
-    return checked
+    of.__init__ = checked  # type: ignore[misc]
+    return of
 
 
 def refuse_unknown(
@@ -77,9 +77,10 @@ def _in_program(key: str, owner: str, known: Sequence[str]) -> str:
     """
     if key in IN_PROGRAMS:
         return IN_PROGRAMS[key]
-    section, _, rest = key.partition(".")
-    is_own = rest.split(".")[0] in known
-    return f"{re.sub(rf'{section}[.]', '', key)} of {owner if is_own else OWNERS[section]}"
+    sections = key.split(" ")[0].split(".")
+    depth = next((depth for depth, name in enumerate(sections) if depth and name in known), None)
+    outer = ".".join(sections[: depth or 1]) + "."
+    return f"{key.replace(outer, '')} of {owner if depth else OWNERS[sections[0]]}"
 
 
 def _inner_names(init: Any) -> dict[str, str]:

@@ -49,9 +49,9 @@ def test_overridden_method_decides_how_a_reward_is_called():
 
 
 def test_argument_that_a_reward_does_not_take_is_an_error():
-    with pytest.raises(TypeError, match="needle"):
+    with pytest.raises(UserError, match="needle"):
         Contains(needle="x")
-    with pytest.raises(TypeError, match="max_tokens"):
+    with pytest.raises(UserError, match="^max_tokens: LengthReward has no such setting"):
         LengthReward(1, 2, max_tokens=3)
 
 

@@ -5,6 +5,7 @@ from inspect import signature
 
 import pytest
 
+import lit_grpo
 from lit_grpo import GRPOModule, SFTModule
 from lit_grpo.types import UserError
 from lit_grpo.types.keywords import NAMES, _in_program
@@ -52,6 +53,40 @@ def test_a_warm_up_refuses_them_too():
 def test_every_name_of_other_libraries_has_a_place_in_a_program():
     places = [_in_program(key, "Trainer", []) for key in NAMES.values()]
     assert all(re.search(" of [A-Z]|functools", place) for place in places)
+
+
+@pytest.mark.parametrize(
+    ("made", "keyword", "instead"),
+    [
+        (lit_grpo.Sampling, "max_completion_length", "Set max_tokens of Sampling."),
+        (lit_grpo.KLTerm, "beta", "Set coef of KLTerm."),
+        (lit_grpo.Objective, "beta", "Set kl.coef of Objective."),
+        (lit_grpo.Objective, "epsilon", "Set clip_low and clip_high of Objective."),
+        (lit_grpo.LoRA, "r", "Set rank of LoRA."),
+        (lit_grpo.LoRA, "lora_alpha", "Set alpha of LoRA."),
+        (lit_grpo.Policy, "peft_config", "Set lora of Policy."),
+        (lit_grpo.UpdateConfig, "num_iterations", "Set epochs of UpdateConfig."),
+        (lit_grpo.PromptData, "train_dataset", "Set train of PromptData."),
+        (lit_grpo.PromptData, "num_generations", "Set group_size of GRPOModule."),
+        (lit_grpo.MathReward, "wieght", "Did you mean weight?"),
+    ],
+)
+def test_the_parts_of_a_module_refuse_them_too(made, keyword, instead):
+    message = f"{keyword}: {made.__name__} has no such setting. {instead}"
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+        made(**{keyword: 1})
+
+
+@pytest.mark.parametrize("name", [n for n in lit_grpo.__all__ if n != "export_checkpoint"])
+def test_every_class_for_programs_refuses_an_unknown_keyword_in_words(name):
+    made = getattr(lit_grpo, name)
+    needed = [
+        "math.fabs"
+        for one in signature(made).parameters.values()
+        if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+    ]
+    with pytest.raises(UserError, match=f"^no_such_setting: {name} has no such setting"):
+        made(*needed, no_such_setting=1)
 
 
 def test_a_checked_constructor_keeps_its_signature():

@@ -221,8 +221,10 @@ def find_config(name: str) -> Path:
         hint = f" Did you mean {same[0]}?" if same else did_you_mean(stem, known)
         beside = [str(one) for one in Path(name).parent.glob("*.y*ml")]
         hint = did_you_mean(name, beside, similarity=0.8) or hint
-        every = f" Bundled configs: {', '.join(known)}."
-        raise UserError(f"{name}: no such config.{hint or every}")
+        if not hint and beside and Path(name).parent != Path():
+            hint = f" In {Path(name).parent} are {list_some(sorted(beside), 5)}."
+        hint = hint or f" Bundled configs: {', '.join(known)}."
+        raise UserError(f"{name}: no such config.{hint}")
     return path
 
 

@@ -51,10 +51,12 @@ from lit_grpo.rollout.weight_check import ExpectedLogprobs, WeightCheck, expecte
 from lit_grpo.rollout.weights.store import WeightStore
 from lit_grpo.rollout.weights.sync import WeightSync, sends_adapter
 from lit_grpo.types import Completion, Measurements, Prompt, check_init, check_range
+from lit_grpo.types.keywords import checks_keywords
 
 T = TypeVar("T")
 
 
+@checks_keywords
 class ServedEngine(RolloutEngine):
     """Base class of the engines that use vLLM or SGLang servers.
 

@@ -27,8 +27,10 @@ from lit_grpo.rollout.weight_check import (
 from lit_grpo.rollout.weights.base_model import adapter_rank, base_model, save_tokenizer
 from lit_grpo.rollout.weights.sync import WeightSync, sends_adapter
 from lit_grpo.types import Completion, Measurements, Prompt, UserError, check_init, setting_error
+from lit_grpo.types.keywords import checks_keywords
 
 
+@checks_keywords
 class VLLMEngine(RolloutEngine):
     """Sample with vLLM in this process, for a run with a single process.
 

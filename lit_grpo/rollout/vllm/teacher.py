@@ -30,6 +30,7 @@ from lit_grpo.rollout.server.endpoint import (
 )
 from lit_grpo.rollout.server.launching import check_url
 from lit_grpo.types import TokenBatch, UserError, check_range, setting_error
+from lit_grpo.types.keywords import checks_keywords
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class _Server:
     slots: asyncio.Semaphore
 
 
+@checks_keywords
 class VLLMTeacher(Teacher):
     """A teacher behind one or several running vLLM servers.
 

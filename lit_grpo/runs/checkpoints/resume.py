@@ -19,13 +19,14 @@ from lit_grpo.runs.checkpoints.files import (
     BEST_FILE,
     last_checkpoint,
     newest_checkpoints,
+    newest_first,
     read_manifest,
     read_state,
     why_unusable,
 )
 from lit_grpo.runs.files.event_log import NAME as EVENTS
 from lit_grpo.runs.files.event_log import Event, append_event, now, read_events
-from lit_grpo.types import UserError, setting_error
+from lit_grpo.types import UserError, list_some, setting_error
 from lit_grpo.types.atomic import earlier_path
 
 log = logging.getLogger(__name__)
@@ -76,8 +77,10 @@ def find_checkpoint(name: str, run_dir: Path, *, is_evaluated: bool = False) -> 
 def _checked(name: str) -> str:
     """Return a path after checking that it is that of an intact checkpoint."""
     if "://" not in name and not Path(name).exists():
+        there = [one.name for one in newest_first(Path(name).parent, "*.ckpt")]
+        listed = f" In {Path(name).parent} are {list_some(there, 5)}." if there else ""
         raise UserError(
-            f"{name}: no such checkpoint. Set ckpt_path to a file, to last, best or auto."
+            f"{name}: no such checkpoint.{listed} Set ckpt_path to a file, to last, best or auto."
         )
     if Path(name).exists() and not is_checkpoint(Path(name)):
         what = "a directory" if Path(name).is_dir() else "no checkpoint"

@@ -259,6 +259,19 @@ def warn_of_warm_up(trainer: L.Trainer, warmup_steps: int) -> None:
 
 
 @rank_zero_only
+def say_without_rows(trainer: L.Trainer) -> None:
+    """Say that a run without held-out rows does not use the interval that is set."""
+    interval = trainer.val_check_interval
+    if isinstance(interval, int) and trainer.limit_val_batches:  # Lightning's default is 1.0
+        log.info(
+            "no row is held out: trainer.val_check_interval (%d) has no effect, and there is no "
+            "val/accuracy. Set data.validation to a file or data.validation_size to a number of "
+            "rows.",
+            interval,
+        )
+
+
+@rank_zero_only
 def warn_without_validation(trainer: L.Trainer, num_steps: int) -> None:
     """Warn if a run with validation data ends before its first validation.
 

@@ -25,10 +25,12 @@ from lit_grpo.training.collecting.score_status import (
 )
 from lit_grpo.training.waiting import StepAbandoned, Waiting, abandon_if_failed
 from lit_grpo.types import RolloutBatch, check_fields, check_range
+from lit_grpo.types.keywords import checks_keywords
 
 log = logging.getLogger(__name__)
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class OutagePolicy:
     """What to do with a rollout step whose scores are missing.

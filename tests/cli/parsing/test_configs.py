@@ -204,6 +204,13 @@ def test_a_file_of_nearly_that_name_is_named(here):
         find_config("sums.yml")
 
 
+def test_the_other_configs_of_a_folder_are_listed(here):
+    (here / "mine").mkdir()
+    write(here / "mine", first="", second="")
+    with pytest.raises(UserError, match=r"third: no such config\. In mine are .*first.yaml, .*sec"):
+        find_config("mine/third")
+
+
 def test_the_bare_name_of_a_preset_is_told_where_presets_are():
     with pytest.raises(UserError, match=r"dapo: no such config\. Did you mean presets/dapo\?"):
         find_config("dapo")

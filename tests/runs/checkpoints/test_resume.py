@@ -47,8 +47,10 @@ def test_a_checkpoint_is_found_by_path_and_as_the_last_of_the_run(here):
     assert find_checkpoint("other.ckpt", here / "run") == "other.ckpt"
     with pytest.raises(ValueError, match="has no checkpoint to go on from"):
         find_checkpoint("last", here / "empty")
-    with pytest.raises(ValueError, match=r"none\.ckpt: no such checkpoint"):
+    with pytest.raises(ValueError, match=r"none\.ckpt: no such checkpoint\. In \. are other\.ckpt"):
         find_checkpoint("none.ckpt", here / "run")
+    with pytest.raises(ValueError, match=r"x\.ckpt: no such checkpoint\. Set ckpt_path"):
+        find_checkpoint("nowhere/x.ckpt", here / "run")
 
 
 def test_a_damaged_checkpoint_with_a_link_to_it_is_read_and_named_once(here, caplog):

@@ -12,6 +12,7 @@ from lit_grpo.training.checks.compatibility import (
     check_completions_fit,
     check_prompts_fit,
     say_if_endless,
+    say_without_rows,
     warn_of_high_rate,
     warn_of_learning_rate,
     warn_of_warm_up,
@@ -65,6 +66,16 @@ def test_a_run_that_only_the_user_ends_says_how(max_steps, max_epochs, callbacks
     shown = " ".join(caplog.messages)
     assert shown.startswith("the run has no last step: Ctrl-C ends it, without final/") == says
     assert ("set trainer.max_steps" in shown) == says
+
+
+@pytest.mark.parametrize(
+    ("interval", "limit", "says"), [(20, 1.0, True), (1.0, 1.0, False), (20, 0, False)]
+)
+def test_an_interval_without_held_out_rows_is_named(interval, limit, says, caplog):
+    caplog.set_level("INFO")
+    say_without_rows(SimpleNamespace(val_check_interval=interval, limit_val_batches=limit))
+    named = [line.partition(" has no effect")[0] for line in caplog.messages]
+    assert named == says * ["no row is held out: trainer.val_check_interval (20)"]
 
 
 def make_optimizer(kind: type = torch.optim.AdamW, **settings) -> torch.optim.Optimizer:
