@@ -56,6 +56,8 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
             )
         inside = sorted(str(one.parent) for one in Path(run_dir).glob("*/config.yaml"))
         hint = f" Did you mean {list_some(inside, 3)}?" if inside else ""
+        if (Path(run_dir) / "run.log").is_file():
+            hint = " It ended before its training began: start it again with --config."
         raise UserError(f"{run_dir}: no such run directory (it has no config.yaml).{hint}")
     resume = ["--ckpt_path", "last"] if command in RESUMING else []
     return ["--config", str(config), *resume, *arguments[1:], "--run_dir", run_dir]

@@ -26,6 +26,11 @@ MAX_ROWS_IN_MEMORY = 50_000
 """Prepared data with more rows to train on are tokenized while they are trained on."""
 
 
+HOLDOUT_SEED = 20_402
+"""Seed of the choice of held-out rows. A small one could be that of a training, whose first epoch
+would begin with the rows that another training has held out."""
+
+
 @checks_keywords
 class PromptData(PromptDataModule):
     """Prompts from jsonl, parquet and csv files and Hugging Face datasets.
@@ -222,7 +227,7 @@ def split_rows(
             f"got {held_out_size}, which holds out {num_held_out}. Set data.validation_size."
         )
     is_held_out = np.zeros(len(rows), dtype=bool)
-    is_held_out[np.random.default_rng(0).permutation(len(rows))[:num_held_out]] = True
+    is_held_out[np.random.default_rng(HOLDOUT_SEED).permutation(len(rows))[:num_held_out]] = True
     if isinstance(rows, MappedRows):
         return rows.select(~is_held_out), [*rows.select(is_held_out)]
     return [*compress(rows, ~is_held_out)], [*compress(rows, is_held_out)]

@@ -5,6 +5,7 @@ import torch
 
 from lit_grpo.cli.parsing.configs import read_invocation
 from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE, choose_run_dir, next_run_dir, with_run
+from lit_grpo.types import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -144,3 +145,12 @@ def test_a_single_process_in_a_job_chooses_its_directory(here, monkeypatch, vari
     for name, value in ({"SLURM_NTASKS": "4"} | variables).items():
         monkeypatch.setenv(name, value)
     assert chosen("fit") == "runs/base/0"
+
+
+def test_a_run_that_ended_before_its_training_is_told_to_start_again(here):
+    (here / "early").mkdir()
+    (here / "early/run.log").touch()
+    with pytest.raises(
+        UserError, match=r"no config\.yaml\)\. It ended before its training began: sta"
+    ):
+        with_run("fit", ["early"])

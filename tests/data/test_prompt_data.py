@@ -7,8 +7,10 @@ import pytest
 from data_runs import fit, flat, write_rows
 from paths import GSM8K
 from small_runs import make_trainer
+from tiny import prompt
 
 from lit_grpo.data import PromptData
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.types import UserError
 
 
@@ -24,6 +26,16 @@ def test_the_held_out_rows_do_not_depend_on_seed_limit_or_fraction_of_the_same_s
 
     assert held_out(validation_size=4, seed=1) == held_out(validation_size=0.2, max_prompt_tokens=9)
     assert len(held_out(validation_size=4)) == 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_training_on_all_rows_does_not_begin_with_those_held_out_from_another(tmp_path, seed):
+    path = write_rows(tmp_path / "t.jsonl", 200)
+    held_out = {row.id for row in PromptData(path, validation_size=40).rows("validation")}
+    prompts = [prompt(str(n), id=row.id) for n, row in enumerate(PromptData(path).rows("train"))]
+    loader = PromptLoader(prompts, 40, seed=seed)
+    first = {one.id for one in next(iter(loader))}
+    assert len(first & held_out) < 20  # of 40, by chance 8
 
 
 @pytest.mark.parametrize("size", [20, 1.0, 0.001])
