@@ -56,7 +56,7 @@ DETAILS = {
     7: "See [the time is up](troubleshooting.md#the-time-is-up).",
     8: "See [`StallWatchdog`](#stallwatchdog).",
     9: "See [scale.md](scale.md#when-a-machine-is-lost).",
-    130: "There is a checkpoint.",
+    130: "There is a checkpoint, unless training had not begun.",
     SIGNAL_CODE: "138 is SIGUSR1. There is a checkpoint, as after Ctrl-C.",
 }
 """Exit code -> what ``docs/configuration.md`` adds to its meaning."""
