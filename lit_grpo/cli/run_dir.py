@@ -54,10 +54,11 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
                 f"{run_dir}: expected a run of the command line, got one without config.yaml (runs "
                 "made in Python have none). Go on in Python: its script, with ckpt_path='last'."
             )
-        inside = sorted(str(one.parent) for one in Path(run_dir).glob("*/config.yaml"))
-        hint = f" Did you mean {list_some(inside, 3)}?" if inside else ""
-        if (Path(run_dir) / "run.log").is_file():
-            hint = " It ended before its training began: start it again with --config."
+        hint = ""
+        if inside := sorted(str(one.parent) for one in Path(run_dir).glob("*/config.yaml")):
+            hint = f" Did you mean {list_some(inside, 3)}?"
+        elif (Path(run_dir) / "run.log").is_file():
+            hint = " It ended before its training began: start it again as before."
         raise UserError(f"{run_dir}: no such run directory (it has no config.yaml).{hint}")
     resume = ["--ckpt_path", "last"] if command in RESUMING else []
     return ["--config", str(config), *resume, *arguments[1:], "--run_dir", run_dir]

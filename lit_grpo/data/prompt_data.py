@@ -24,8 +24,6 @@ from lit_grpo.types.keywords import checks_keywords
 
 MAX_ROWS_IN_MEMORY = 50_000
 """Prepared data with more rows to train on are tokenized while they are trained on."""
-
-
 HOLDOUT_SEED = 20_402
 """Seed of the choice of held-out rows. A small one could be that of a training, whose first epoch
 would begin with the rows that another training has held out."""
