@@ -441,7 +441,8 @@ def test_rows_that_changed_in_their_file_are_not_trained_on_unless_that_is_wante
     words = ["fit", "--config=base.yaml", "--data=PromptData", "--data.train=[train.jsonl]"]
     words += ["--data.prompts_per_step=2", "--run_dir=run"]
     assert main(words) == 0
-    rows[3]["difficulty"] = 5  # as a reward may read it
+    for row in rows:  # held-out rows are among them, and their change is only told
+        row["difficulty"] = 5  # as a reward may read it
     (here / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     before = content_of(here / "run")
     go_on = ["fit", "run", "--trainer.max_steps=3", "--model.optimizer.lr=0.5"]
