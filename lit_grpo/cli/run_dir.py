@@ -19,6 +19,7 @@ from lit_grpo.runs.checkpoints.resume import BEST, run_of
 from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.files.log import not_writable
 from lit_grpo.types import UserError, list_some
+from lit_grpo.types.spelling import did_you_mean_directory
 
 _MISSING = re.compile(r"no such (file|dir)|no module named|looked (for|in)", re.IGNORECASE)
 """In the errors that miss a file or a module."""
@@ -54,7 +55,7 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
                 f"{run_dir}: expected a run of the command line, got one without config.yaml (runs "
                 "made in Python have none). Go on in Python: its script, with ckpt_path='last'."
             )
-        hint = ""
+        hint = did_you_mean_directory(Path(run_dir))
         if inside := sorted(str(one.parent) for one in Path(run_dir).glob("*/config.yaml")):
             hint = f" Did you mean {list_some(inside, 3)}?"
         elif (Path(run_dir) / "run.log").is_file():

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
+import psutil
+import torch.distributed
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
@@ -50,6 +52,8 @@ class RankLauncher(_SubprocessScriptLauncher):
             self._call_children_scripts()
             watched = (self.procs, trainer)
             threading.Thread(target=end_with_ranks, args=watched, daemon=True).start()
+        elif (parent := int(os.environ.get(PARENT_VARIABLE, os.getpid()))) != os.getpid():
+            threading.Thread(target=end_without_rank_0, args=[parent], daemon=True).start()
         _set_num_threads_if_needed(self.num_processes)
         return function(*args, **kwargs)
 
@@ -66,6 +70,31 @@ def ends_with_rank_0() -> bool:
     while os.getppid() == parent and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     return os.getppid() != parent
+
+
+def end_without_rank_0(rank_0: int) -> None:
+    """End this rank if rank 0 is gone before they form a process group.
+
+    The rank would wait half an hour for it; within the group it notices closed connections.
+
+    Args:
+        rank_0: The process that has started this one.
+    """
+    while not torch.distributed.is_initialized():
+        if _has_ended(rank_0):
+            log.error(
+                "Rank 0 (process %d) has ended before the training, so this rank ends.", rank_0
+            )
+            logging.shutdown()
+            os._exit(ExitCode.RANK_LOST)
+        time.sleep(POLL_SECONDS)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def watch_ranks(trainer: L.Trainer) -> None:

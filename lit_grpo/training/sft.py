@@ -97,6 +97,8 @@ class SFTModule(EvaluatedModule):
     def check_loader(self, loader: TrainingLoader) -> None:
         super().check_loader(loader)
         refuse_adaptive(loader, "in a warm-up, which has no rewards")
+        for prompt in loader.some_prompts():
+            self.target(prompt)
 
     def on_train_batch_start(self, batch: Sequence[Prompt], batch_idx: int) -> None:
         if not self._has_logged:

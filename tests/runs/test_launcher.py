@@ -1,6 +1,7 @@
 """A rank that ends: how the run's exit code follows, and what real processes say."""
 
 import json
+import logging
 import os
 import signal
 import time
@@ -9,6 +10,7 @@ import pytest
 from engine_runs import command, running
 from paths import SUPPORT
 from tiny import LLAMA
+from worker_processes import wait_until
 
 from lit_grpo.runs import launcher
 from lit_grpo.runs.launcher import how_it_ended
@@ -71,6 +73,34 @@ def test_a_rank_leaves_its_error_to_rank_0_if_that_ends_as_well():
         os._exit(0)
     os.waitpid(rank_0, 0)
     assert os.read(reads, 3) == b"yes"
+
+
+def test_a_rank_ends_that_rank_0_leaves_alone_before_they_form_a_group():
+    reads, writes = os.pipe()
+    if not (rank_0 := os.fork()):
+        if not os.fork():
+            os.dup2(writes, 2)
+            logging.basicConfig(force=True, stream=open(2, "w"))  # noqa: SIM115
+            launcher.end_without_rank_0(os.getppid())
+        os._exit(0)
+    os.waitpid(rank_0, 0)
+    os.close(writes)
+    with open(reads) as said:  # until the rank has ended
+        assert f"Rank 0 (process {rank_0}) has ended before the training" in said.read()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_no_rank_stays_behind_when_rank_0_is_killed_while_they_start(tmp_path, importer):
+    settings = TWO_RANKS | {"trainer": TWO_RANKS["trainer"] | {"callbacks": ["holds.LoseRank0"]}}
+    (tmp_path / "run.json").write_text(json.dumps(settings))
+    words = ["2", *command("fit", "run.json", {})[3:]]
+    with importer.running(words, tmp_path, program="forked_program") as ranks:
+        (exit_code,) = ranks.wait(200)
+        (rank_0,) = ranks.pids
+        said = tmp_path / "said.txt"
+        wait_until(lambda: f"Rank 0 (process {rank_0}) has ended" in said.read_text())
+    assert exit_code == -signal.SIGKILL
 
 
 @pytest.mark.slow

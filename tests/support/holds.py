@@ -40,6 +40,14 @@ class LoseRank(L.Callback):
         time.sleep(600)
 
 
+class LoseRank0(L.Callback):
+    """Kill rank 0 from rank 1, which it has started, before they form a process group."""
+
+    def __init__(self) -> None:
+        if os.environ.get("LOCAL_RANK") == "1":
+            os.kill(os.getppid(), signal.SIGKILL)
+
+
 class CrashRank(L.Callback):
     """Have a bug on rank 1 after the first step."""
 

@@ -130,6 +130,13 @@ def test_a_row_without_a_target_is_refused_with_its_id(column):
         module.target(prompt(id="bare", answer=None))
 
 
+def test_all_rows_are_looked_at_before_anything_is_trained():
+    module, rows = make_module(), [*PROMPTS, prompt(id="bare", answer=None)]
+    with pytest.raises(ValueError, match="prompt bare has no gold answer"):
+        make_trainer(max_steps=1).fit(module, PromptLoader(rows, 1, shuffle=False))
+    assert module.trainer.global_step == 0
+
+
 def test_a_conversation_ends_with_the_end_of_its_turn_and_the_policy_learns_it(tmp_path):
     module = SFTModule(
         qwen_policy(tmp_path),

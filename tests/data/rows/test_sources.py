@@ -89,6 +89,11 @@ def test_a_table_in_another_format_is_refused_with_the_command_that_converts_it(
         read_rows(str(tmp_path / f"missing{suffix}"))
 
 
+def test_a_text_in_place_of_a_row_is_refused_with_what_a_row_is():
+    with pytest.raises(ValueError, match=r"no such file .* Rows themselves are dicts, as \{"):
+        read_rows("What is 1+1?")
+
+
 def test_a_source_that_is_neither_a_path_nor_a_dataset_id_is_refused():
     with pytest.raises(ValueError, match="no such file or directory"):
         read_rows("./missing/train")
