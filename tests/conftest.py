@@ -25,6 +25,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: num_slow[item.path], reverse=True)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Let the test fail that leaves gradients turned off, and not one after it."""
+    yield
+    if not torch.is_grad_enabled():
+        torch.set_grad_enabled(True)
+        pytest.fail(f"{item.nodeid} leaves gradients turned off")
+
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

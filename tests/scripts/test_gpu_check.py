@@ -17,10 +17,11 @@ from processes import run_program
 
 from lit_grpo.policy.packed import block_attention
 
-aims, equality, findings, report, runner, sizes, steps, utilisation = (
+aims, equality, findings, report, runner, sizes, steps, utilisation, variants = (
     importlib.import_module(f"_gpu_check.{name}")
     for name in (
-        *("aims", "equality", "findings", "report", "runner", "sizes", "steps", "utilisation"),
+        *("aims", "equality", "findings", "report", "runner"),
+        *("sizes", "steps", "utilisation", "variants"),
     )
 )
 Device = importlib.import_module("_gpu_check.device").Device
@@ -66,6 +67,8 @@ def test_it_runs_without_a_gpu_and_without_packages_that_a_closed_machine_lacks(
     assert names["skipped"] == set(resumed)
     parts = {part for part, _ in names["passed"]}
     assert parts == {"machine", "tests", "equality", "steps", "variants"}
+    varied = [name for part, name in names["passed"] if part == "variants"]
+    assert len(varied) == 2 * len(variants.VARIANTS) == 4  # with FSDP2, and compiled
     figures = {one["name"] for one in found["records"] if one["kind"] == "figure"}
     assert {"generation", "update", "waits, update", "MFU of the update"} <= figures
     aims = "MFU of the update", "engine alone", "bare update", "update / bare update"

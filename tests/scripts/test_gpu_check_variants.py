@@ -29,14 +29,6 @@ def statuses_of_variants(path: Path, tried: dict[str, dict]) -> dict[str, str]:
     return statuses(path)
 
 
-@pytest.mark.slow  # compiles, and so takes seconds
-def test_steps_with_fsdp2_and_compiled_ones_train(tmp_path):
-    tried = variants.VARIANTS
-    (found,) = run_in_processes(partial(statuses_of_variants, tmp_path / "records", tried))
-    assert len(found) == 2 * len(tried) == 4
-    assert {*found.values()} == {"passed"}
-
-
 def test_a_variant_that_fails_leaves_the_next_one_alone(tmp_path):
     tried = {"failing": {"strategy": "none"}, "FSDP2": {"strategy": "fsdp2"}}
     (found,) = run_in_processes(partial(statuses_of_variants, tmp_path / "records", tried))

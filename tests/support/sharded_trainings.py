@@ -53,7 +53,8 @@ from lit_grpo.training import Evaluation, GRPOModule, SFTModule
 from lit_grpo.training.batching import micro_batches, rows_with_gradient
 from lit_grpo.types import RolloutBatch, UserError
 
-NUM_STEPS = 5
+NUM_STEPS, NUM_RESUMED_STEPS = 3, 5
+"""Optimizer steps of a training, and of one that others go on from after two of them."""
 TIMEOUT_MINUTES = 5
 """Within which one rank may compile while the other waits."""
 TOKEN_BUDGET = 25
@@ -127,10 +128,11 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
         module.allow_changes = True
     directory = f"{case}-{training}"
     in_background = strategy == "background"
-    is_resumed = case in RESUMED or case in SKIPPING | COMPILED
+    is_resumed = case in RESUMED or case in SKIPPING
+    num_steps = NUM_RESUMED_STEPS if is_resumed else NUM_STEPS
     saving = Checkpoints(
         dirpath=directory,
-        every_n_steps=2 if is_resumed else NUM_STEPS,
+        every_n_steps=2 if is_resumed or case in COMPILED else NUM_STEPS,
         keep_last=9,
         in_background=in_background,
     )
@@ -147,7 +149,7 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
         seen,
         saving,
         final,
-        max_steps=(int(earlier[1]) if earlier else NUM_STEPS) * module.update.optimizer_steps,
+        max_steps=(int(earlier[1]) if earlier else num_steps) * module.update.optimizer_steps,
         ckpt_path=f"{case}-{earlier[0]}/step_000002.ckpt" if earlier else None,
         trainer_settings=trainer_settings,
     )
@@ -270,7 +272,7 @@ def main() -> None:
         torch.compiler.reset()  # each training builds its own programs
         # That code is generated rightly is no matter of a strategy, and takes minutes. Only FSDP2
         # changes the weights between the passes that autograd is compiled for.
-        backend = "aot_eager" if name == "compile lora/fsdp2:ddp:5" else "eager"
+        backend = "aot_eager" if name == "compile lora/fsdp2:ddp:3" else "eager"
         torch.compile = partial(plain_compile, backend=backend)
         run = sft if case in SFT else train
         try:
