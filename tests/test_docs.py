@@ -566,7 +566,7 @@ def generic(column: str) -> str:
         rf"^reward/\w+/({'|'.join(Outcome)})_fraction$", "reward/<name>/<outcome>_fraction", column
     )
     column = re.sub(r"^timing/judge_wait_\w+_s$", "timing/judge_wait_<setting>_s", column)
-    column = re.sub(r"^val/avg@\d+$", "val/avg@<n>", column)
+    column = re.sub(r"^val/(avg|unscored_fraction)@\d+$", r"val/\1@<n>", column)
     return re.sub(r"^val/pass@\d+$", "val/pass@<k>", column)
 
 

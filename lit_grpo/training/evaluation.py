@@ -1,7 +1,8 @@
 """Held-out accuracy: of greedy completions, and mean and pass@k of sampled ones.
 
 It does not depend on the reward that is trained on. A completion without a score is excluded from
-the accuracy, never counted as wrong, and logged as ``val/unscored_fraction``.
+the accuracy, never counted as wrong, and logged as ``val/unscored_fraction``, or if it was sampled
+as ``val/unscored_fraction@n``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from lit_grpo.types import (
 from lit_grpo.types.keywords import checks_keywords
 
 UNSCORED = "val/unscored_fraction"
-"""The share of completions whose accuracy is not known."""
+"""The share of greedy completions whose accuracy is not known."""
 _KEY = "model.evaluation.accuracy"
 _ROUNDING = 1e-6
 """How far outside 0 to 1 an accuracy may be: a mean of several values is rounded."""
@@ -88,7 +89,9 @@ class Evaluation:
         given = MathReward() if self.accuracy is None else self.accuracy
         accuracies = given if isinstance(given, list | tuple) else [given]
         self.suite = RewardSuite(
-            [as_reward(one, _KEY) for one in accuracies], key=_KEY, failures_metric=UNSCORED
+            [as_reward(one, _KEY) for one in accuracies],
+            key=_KEY,
+            failures_metric=" or, of samples, ".join(self.unscored_names),
         )
         _check_sources(self.suite.rewards)
         self.progress: Callable[[], StageProgress] = StageProgress
@@ -102,7 +105,7 @@ class Evaluation:
         """
         sources = sorted({prompt.source for prompt in prompts if prompt.source})
         by_source = [f"val/{source}/accuracy" for source in sources]
-        return [*self.accuracy_names, *by_source, UNSCORED, "val/mean_length"]
+        return [*self.accuracy_names, *by_source, *self.unscored_names, "val/mean_length"]
 
     @property
     def measures_more(self) -> bool:
@@ -115,6 +118,11 @@ class Evaluation:
         n = self.num_samples
         samples = [f"val/avg@{n}", *(f"val/pass@{k}" for k in self.pass_at or (n,))] if n else []
         return ["val/accuracy", *samples]
+
+    @property
+    def unscored_names(self) -> list[str]:
+        """Names of the shares of completions whose accuracy is not known."""
+        return [UNSCORED, *([f"{UNSCORED}@{self.num_samples}"] if self.num_samples else [])]
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Check that the accuracy can score these prompts.
@@ -201,6 +209,8 @@ class Evaluation:
             sampled = sample(self.num_samples, sampling)
             values = _values(sampled)
             metrics.add_all(f"val/avg@{self.num_samples}", values[~values.isnan()])
+            of_samples = values[is_asked].isnan().double().flatten()
+            metrics.add_all(f"{UNSCORED}@{self.num_samples}", of_samples)
             for k in self.pass_at or (self.num_samples,):
                 metrics.add_all(f"val/pass@{k}", _pass_at(k, values))
         for measured in self.suite.observe():

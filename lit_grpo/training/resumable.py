@@ -14,6 +14,7 @@ from lit_grpo.distributed.optimizer_class import (
     SETTING,
     earlier_class,
     has_other_optimizer,
+    lacks_state,
     optimizer_class,
 )
 from lit_grpo.policy.files.model_source import (
@@ -28,8 +29,8 @@ from lit_grpo.training.checks.same_run import (
     plain_settings,
     refuse_other_policy,
 )
-from lit_grpo.training.optimizer.settings import by_key
-from lit_grpo.types import changed_settings
+from lit_grpo.training.optimizer.settings import by_key, configured_settings
+from lit_grpo.types import UserError, changed_settings
 
 log = logging.getLogger(__name__)
 
@@ -161,6 +162,7 @@ class ResumableModule(PolicyModule):
             optimizer = self._present_optimizer()
             self._optimizer_class = optimizer_class(optimizer)
             self._compare("model", self.settings())
+            self._refuse_missing_state(checkpoint, optimizer)
             self._leave_out_other_optimizer(checkpoint, optimizer)
         else:
             refuse_other_settings(checkpoint, self.policy.computed_by())
@@ -170,6 +172,18 @@ class ResumableModule(PolicyModule):
         if self.trainer.strategy.restore_checkpoint_after_setup:
             return self.trainer.optimizers[0]
         return self.build_optimizer(self.policy.trainable_parameters())
+
+    def _refuse_missing_state(self, checkpoint: Mapping[str, Any], optimizer: Any) -> None:
+        """Refuse settings of the optimizer that need a state which the checkpoint does not have."""
+        if self.allow_changes or not lacks_state(checkpoint, optimizer):
+            return
+        earlier, now = self._earlier_optimizer_settings, configured_settings(optimizer)
+        raise UserError(
+            "the optimizer needs a state that the checkpoint does not have: "
+            f"{'; '.join(changed_settings(by_key(earlier), by_key(now)))}. Put the settings of the "
+            "run back. Or add --allow_changes, in Python allow_changes=True to trainer.fit: the "
+            "optimizer then begins with an empty state."
+        )
 
     def _leave_out_other_optimizer(self, checkpoint: dict[str, Any], optimizer: Any) -> None:
         """Let an optimizer of another class than that of a checkpoint begin with an empty state.

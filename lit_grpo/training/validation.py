@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, cast
 
 import lightning as L
@@ -28,7 +29,6 @@ from lit_grpo.training.checks.compatibility import (
 from lit_grpo.training.checks.gathering import report_gathering
 from lit_grpo.training.checks.monitors import check_monitors
 from lit_grpo.training.collecting.generation import load_weights
-from lit_grpo.training.evaluation import UNSCORED
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.optimizer.settings import apply_settings
 from lit_grpo.training.resumable import ResumableModule
@@ -45,7 +45,8 @@ class EvaluatedModule(ResumableModule):
     has_begun = False
     """Whether settings and data have been checked, so that it trains or evaluates."""
     _is_checked = False
-    _most_unscored = 0.0
+    _most_unscored: Mapping[str, float] = MappingProxyType({})
+    """The largest shares of completions without a score so far, by their metrics."""
 
     def check_start(self) -> None:
         """Check the data, and what callbacks watch, before any callback of a training begins.
@@ -131,7 +132,7 @@ class EvaluatedModule(ResumableModule):
         metrics = self._val_metrics.merged()
         for logger in self.loggers:
             logger.log_metrics(metrics, step=getattr(logger, "step_before_training", 0))
-        self._tell_unscored(metrics.get(UNSCORED, 0.0))
+        self._tell_unscored(metrics)
         shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
         rank_zero_only(log.info)("before training: %s", shown)
 
@@ -161,27 +162,29 @@ class EvaluatedModule(ResumableModule):
         absent = dict.fromkeys(self.evaluation.accuracy_names, math.nan)
         found = {} if is_cut_short(self.trainer) else self._val_metrics.merged()
         self.log_dict(absent | found)
-        self._tell_unscored(found.get(UNSCORED, 0.0))
+        self._tell_unscored(found)
 
-    def _tell_unscored(self, fraction: float) -> None:
+    def _tell_unscored(self, metrics: Mapping[str, float]) -> None:
         """Warn of a validation that leaves out more of the completions than any before."""
-        if not fraction > self._most_unscored:
-            return
-        self._most_unscored = fraction
-        message = (
-            f"{fraction:.0%} of the held-out completions could not be scored ({UNSCORED}). The "
-            "accuracy leaves them out, and is wrong if they differ from the others. The first "
-            "failure of each kind is in run.log."
-        )
-        rank_zero_only(log.warning)(message)
-        self.events.report_unscored(message)
+        for name in self.evaluation.unscored_names:
+            fraction = metrics.get(name, 0.0)
+            if not fraction > self._most_unscored.get(name, 0.0):
+                continue
+            self._most_unscored = {**self._most_unscored, name: fraction}
+            message = (
+                f"{fraction:.0%} of the held-out completions could not be scored ({name}). The "
+                "accuracy leaves them out, and is wrong if they differ from the others. The first "
+                "failure of each kind is in run.log."
+            )
+            rank_zero_only(log.warning)(message)
+            self.events.report_unscored(message)
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step
 
     def on_test_epoch_end(self) -> None:
         values = self._val_metrics.merged()
-        self._tell_unscored(values.get(UNSCORED, 0.0))
+        self._tell_unscored(values)
         self.log_dict({name.replace("val/", "test/"): value for name, value in values.items()})
 
 

@@ -2,10 +2,15 @@
 
 import pytest
 import torch
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
-from lit_grpo.distributed.optimizer_class import has_other_optimizer, optimizer_class
+from lit_grpo.distributed.optimizer_class import (
+    has_other_optimizer,
+    lacks_state,
+    optimizer_class,
+)
 from lit_grpo.training import MasterAdamW
+from lit_grpo.training.optimizer.settings import configured_settings
 
 
 class Wrapper(Optimizer):
@@ -51,3 +56,35 @@ def test_a_checkpoint_says_of_which_class_its_state_is(before, kind, is_other):
 def test_a_checkpoint_of_an_earlier_release_does_not_say_its_class():
     for checkpoint in ({}, {"run_settings": {"model.seed": 0}}):
         assert not has_other_optimizer(checkpoint, SGD(params()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "now", "lacks"),
+    [
+        (AdamW, {}, {"amsgrad": True}, True),
+        (AdamW, {"amsgrad": True}, {}, False),
+        (AdamW, {}, {"weight_decay": 0.5, "betas": (0.5, 0.9)}, False),
+        (AdamW, {"fused": True}, {"fused": True, "amsgrad": True}, True),
+        (RMSprop, {}, {"momentum": 0.9}, True),
+        (RMSprop, {"momentum": 0.9}, {"momentum": 0.9, "centered": True}, True),
+        (SGD, {}, {"momentum": 0.9}, False),  # it begins with the next gradient
+        (MasterAdamW, {}, {"weight_decay": 0.5}, False),
+    ],
+)
+def test_some_settings_need_a_state_that_others_do_not_make(kind, before, now, lacks):
+    earlier, present = (kind(params(), lr=0.1, **settings) for settings in (before, now))
+    checkpoint = {"optimizer_settings": configured_settings(earlier)}
+    assert lacks_state(checkpoint, present) == lacks
+    assert lacks_state(checkpoint, Wrapper(present, shares_state=True)) == lacks
+    assert has_other_optimizer(checkpoint, present) == lacks
+    assert not present.state
+    assert all(one.grad is None for one in present.param_groups[0]["params"])
+
+
+def test_an_optimizer_that_cannot_be_tried_keeps_its_state():
+    class NeedsMore(AdamW):
+        def step(self):
+            raise RuntimeError("only on a GPU")
+
+    checkpoint = {"optimizer_settings": configured_settings(AdamW(params()))}
+    assert not lacks_state(checkpoint, NeedsMore(params(), amsgrad=True))

@@ -40,7 +40,8 @@ ZERO_SETTINGS = ["zero1 offloaded", "zero2 offloaded", "zero3 offloaded", "persi
 REDUCED_EARLY = {"fsdp2", "kept", "offloaded", "zero2", "zero2 offloaded"}
 """Strategies that sum over the ranks after each micro-batch, and so round in another order. Adam
 enlarges that where a gradient is nearly 0, so that the norms of later steps differ more."""
-OTHER_OPTIMIZER = "ddp:ddp:4:RMSprop"
+OTHER_OPTIMIZERS = ["RMSprop", "AMSGrad"]
+"""Which begin with an empty state."""
 OTHER_STAGE = [("zero2", "ddp"), ("zero3", "zero2"), ("zero1", "fsdp2"), ("ddp", "zero3")]
 """The strategy that goes on, and the earlier one, with DeepSpeed in between."""
 SCALED_ZERO = [*product(RESUMED[:1], ZERO), (RESUMED[1], "zero3")]
@@ -72,7 +73,11 @@ def trained(importer, tmp_path_factory) -> Path:
     names += [f"plain/{strategy}" for strategy in SETTINGS]
     resumed = [("fsdp2", "fsdp2"), *OTHER_STRATEGY]
     names += [f"{case}/{now}:{earlier}:5" for case in RESUMED for now, earlier in resumed]
-    names += [f"{RESUMED[1]}/{one}" for one in (OTHER_OPTIMIZER, "fsdp2:fsdp2:4:RMSprop")]
+    names += [
+        f"{RESUMED[1]}/{strategy}:{strategy}:4:{optimizer}"
+        for strategy in EARLIER
+        for optimizer in OTHER_OPTIMIZERS
+    ]
     names += ["own engine/ddp", "own engine/fsdp2", "undeclared engine/fsdp2"]
     names += [
         *("shallow/ddp", "compile/fsdp2"),
@@ -101,7 +106,7 @@ def zero(importer, trained) -> Path:
     names += [f"{case}/zero3" for case in OBJECTIVES]
     names += [f"{case}/{strategy}:{strategy}:5" for case in RESUMED for strategy in ZERO]
     names += [f"{case}/{now}:{earlier}:5" for case in RESUMED for now, earlier in OTHER_STAGE]
-    names += [f"{RESUMED[1]}/zero2:zero2:4:RMSprop"]
+    names += [f"{RESUMED[1]}/zero2:zero2:4:{optimizer}" for optimizer in OTHER_OPTIMIZERS]
     names += [f"plain/{settings}" for settings in ZERO_SETTINGS]
     names += [f"compile/{strategy}" for strategy in ZERO]
     names += [
@@ -320,9 +325,12 @@ def test_a_run_goes_on_with_another_number_of_ranks(other_numbers, case):
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("zero2", marks=needs_deepspeed)])
-def test_an_optimizer_of_another_class_begins_with_an_empty_state(results, strategy):
-    whole = load(results, RESUMED[1], OTHER_OPTIMIZER)[0]
-    sharded = load(results, RESUMED[1], f"{strategy}:{strategy}:4:RMSprop")[0]
+@pytest.mark.parametrize("optimizer", OTHER_OPTIMIZERS)
+def test_an_optimizer_that_needs_another_state_begins_with_an_empty_one(
+    results, strategy, optimizer
+):
+    whole = load(results, RESUMED[1], f"ddp:ddp:4:{optimizer}")[0]
+    sharded = load(results, RESUMED[1], f"{strategy}:{strategy}:4:{optimizer}")[0]
     assert len(sharded["metrics"]) == 2
     assert difference(sharded, whole) < 1e-5
 

@@ -58,6 +58,7 @@ def train(
         "trainer.max_steps": 6,
         "trainer.val_check_interval": 99,
         "trainer.limit_val_batches": 0,
+        "model.sampling.max_tokens": 6,
         "model.engine": {
             "class_path": "SGLangEngine",
             "init_args": {**engine, "weight_check": {"every": 1}},

@@ -159,11 +159,13 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 SHALLOW = {"architecture": LLAMA | {"num_hidden_layers": 1}}
 PADDED = SHALLOW | {"packing": False}
 ONE_LAYER = {"lora": LoRA(rank=4, target_modules=["q_proj"])}
+SEVERAL_ROWS = {"max_tokens_per_micro_batch": 200}
+"""A batch of one row is compiled again."""
 COMPILED: dict[str, dict[str, Any]] = {
     "shallow": {"policy": SHALLOW},
     "compile": {"policy": SHALLOW | {"compile": True}},
-    "shallow lora": {"policy": PADDED | ONE_LAYER},
-    "compile lora": {"policy": PADDED | ONE_LAYER | {"compile": True}},
+    "shallow lora": {"policy": PADDED | ONE_LAYER, "update": SEVERAL_ROWS},
+    "compile lora": {"policy": PADDED | ONE_LAYER | {"compile": True}, "update": SEVERAL_ROWS},
 }
 """A policy that is compiled in little time, and the same without."""
 OWN_ENGINE: dict[str, dict[str, Any]] = {"own engine": {"engine": Declared()}}

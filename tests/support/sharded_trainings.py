@@ -2,7 +2,7 @@
 
 Each rank saves what it has of a training as ``CASE-STRATEGY-rankN.pt`` in the working directory.
 With ``STRATEGY:FROM:STEPS`` it goes on from the checkpoints that ``FROM`` has left, to so many
-steps, and with ``STRATEGY:FROM:STEPS:CLASS`` with another optimizer.
+steps, and with ``STRATEGY:FROM:STEPS:OPTIMIZER`` with one of `OTHER_OPTIMIZERS`.
 """
 
 from __future__ import annotations
@@ -101,6 +101,12 @@ STRATEGIES: dict[str, Any] = {
 }
 
 
+OTHER_OPTIMIZERS = {
+    "RMSprop": torch.optim.RMSprop,
+    "AMSGrad": partial(torch.optim.AdamW, amsgrad=True),  # which needs more than AdamW has kept
+}
+
+
 def new_module(
     *, update: Mapping[str, Any] | None = None, rewards: Any = None, **settings: Any
 ) -> GRPOModule:
@@ -124,7 +130,7 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
     callbacks = settings.pop("callbacks", [])
     module, keep = new_module(**settings), Keep()
     if len(earlier) > 2:
-        module.make_optimizer = partial(getattr(torch.optim, earlier[2]), lr=1e-3)
+        module.make_optimizer = partial(OTHER_OPTIMIZERS[earlier[2]], lr=1e-3)
         module.allow_changes = True
     directory = f"{case}-{training}"
     in_background = strategy == "background"

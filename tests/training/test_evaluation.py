@@ -68,9 +68,19 @@ def test_completions_without_a_score_are_excluded_and_counted():
             return None if prompt.id == "b" else 1.0
 
     values = evaluate(Evaluation(accuracy=DownForB(weight=0.5), num_samples=2, pass_at=(1, 2)))
-    assert values["val/unscored_fraction"] == 0.5
+    assert values["val/unscored_fraction"] == values["val/unscored_fraction@2"] == 0.5
     for name in ("accuracy", "avg@2", "pass@1", "pass@2"):
         assert values[f"val/{name}"] == 1.0, name
+
+
+def test_samples_without_a_score_are_counted_apart_from_greedy_completions():
+    def score(completions, answer, **columns):
+        pairs = zip(completions, answer, strict=True)
+        return [None if text in "37" else float(text == gold) for text, gold in pairs]
+
+    values = evaluate(Evaluation(accuracy=score, num_samples=4))
+    assert (values["val/accuracy"], values["val/unscored_fraction"]) == (0.5, 0.0)
+    assert (values["val/avg@4"], values["val/unscored_fraction@4"]) == (4 / 6, 2 / 8)
 
 
 @pytest.mark.parametrize("value", [3.5, -1.0])

@@ -94,8 +94,8 @@ def of_adamw(tmp_path_factory):
     return directory / "last.ckpt"
 
 
-def adamw(params):
-    return torch.optim.AdamW(params, lr=1e-3)
+def adamw(params, **settings):
+    return torch.optim.AdamW(params, lr=1e-3, **settings)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,25 @@ def test_an_optimizer_of_another_class_begins_with_an_empty_state(of_adamw, kind
         f"{kind.__name__} begins with an empty state: the moments of AdamW in the checkpoint are "
         "of no use to it, and are dropped"
     ]
+
+
+@pytest.mark.parametrize("allows", [False, True])
+def test_settings_that_need_another_state_are_refused_or_begin_with_an_empty_one(
+    of_adamw, allows, caplog
+):
+    caplog.set_level("INFO")
+    module = make_module(optimizer=lambda params: adamw(params, amsgrad=True))
+    module.allow_changes = allows
+    if not allows:
+        with pytest.raises(
+            UserError, match=r"not have: model.optimizer.amsgrad: False -> True\. P"
+        ):
+            fit(module, max_steps=3, ckpt_path=of_adamw)
+        return
+    fit(module, max_steps=3, ckpt_path=of_adamw)
+    (optimizer,) = module.trainer.optimizers
+    assert {float(state["step"]) for state in optimizer.state.values()} == {1.0}
+    assert "AdamW begins with an empty state" in caplog.text
 
 
 def test_a_class_that_takes_the_state_over_goes_on_with_it(of_adamw, caplog):

@@ -38,11 +38,11 @@ def held_out_notes(runs: Sequence[Run]) -> list[str]:
     notes = []
     for run in runs:
         notes += _leaks(run)
-        if run.unscored_fraction:
-            notes.append(
-                f"{run.label}: up to {run.unscored_fraction:.0%} of the held-out completions could "
-                "not be scored (val/unscored_fraction). The accuracy leaves them out."
-            )
+        notes += [
+            f"{run.label}: up to {fraction:.0%} of the held-out completions could not be scored "
+            f"({name}). The accuracy leaves them out."
+            for name, fraction in run.unscored_fractions.items()
+        ]
         notes += _left_out(run)
         hashes = held_out_hashes(run)
         if hashes and hashes[-1]:

@@ -114,9 +114,14 @@ class Run:
         return first, None if len(self.values(metric)) == 1 else last
 
     @property
-    def unscored_fraction(self) -> float:
-        """The largest share of held-out completions that a validation could not score."""
-        return float(self.values(UNSCORED).max()) if self.has(UNSCORED) else 0.0
+    def unscored_fractions(self) -> dict[str, float]:
+        """The largest shares of held-out completions that a validation could not score.
+
+        That of greedy ones is under `UNSCORED`. Shares of 0 are left out.
+        """
+        names = [str(name) for name in self.metrics if str(name).startswith(UNSCORED)]
+        largest = {name: float(self.values(name).max()) for name in names}
+        return {name: fraction for name, fraction in largest.items() if fraction > 0}
 
     def when(self, metric: str) -> str:
         """Return at which step a metric was last logged; empty if that was the last step."""

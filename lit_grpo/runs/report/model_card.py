@@ -21,7 +21,7 @@ from lit_grpo.runs.checkpoints.resume import enclosing_run
 from lit_grpo.runs.files.config import read_config
 from lit_grpo.runs.files.event_log import Event, read_starts
 from lit_grpo.runs.files.secrets import without_secrets
-from lit_grpo.runs.report.history import ACCURACY, load_runs
+from lit_grpo.runs.report.history import ACCURACY, UNSCORED, load_runs
 from lit_grpo.types import UserError, import_path, plain_value
 
 log = logging.getLogger(__name__)
@@ -217,10 +217,12 @@ def _results(run_dir: Path) -> dict[str, tuple[float, float | None]]:
     except UserError:  # a trainer without loggers
         return {}
     logged = [(name, metric) for name, metric in RESULTS.items() if run.has(metric)]
-    left_out = f", without up to {run.unscored_fraction:.0%} that could not be scored"
-    notes = {ACCURACY: left_out if run.unscored_fraction else ""}
+    fraction = run.unscored_fractions.get(UNSCORED)
+    left_out = f", without up to {fraction:.0%} that could not be scored" if fraction else ""
     return {
-        f"{name} {run.when(metric)}".strip() + notes.get(metric, ""): run.change(metric)
+        f"{name} {run.when(metric)}".strip() + (left_out if metric == ACCURACY else ""): run.change(
+            metric
+        )
         for name, metric in logged
     }
 

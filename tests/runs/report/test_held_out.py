@@ -67,10 +67,13 @@ def test_stages_with_different_held_out_prompts_have_no_arrow(tmp_path, capsys, 
 
 
 def test_what_an_accuracy_leaves_out_is_said(tmp_path, capsys):
-    metrics = {"val/accuracy": [0.5, 1.0], "val/unscored_fraction": [0.25, 0.0]}
+    shares = {"val/unscored_fraction": [0.25, 0.0], "val/unscored_fraction@2": [0.1, 0.5]}
+    metrics = {"val/accuracy": [0.5, 1.0], "val/avg@2": [0.5, 1.0]} | shares
     lines = reported(capsys, write_run(tmp_path / "my" / "0", metrics))
-    (said,) = (one for one in lines if "could not be scored" in one)
-    assert said.startswith("my/0: up to 25% of the held-out completions could not be scored")
+    said = [one for one in lines if "could not be scored" in one]
+    for line, share, name in zip(said, ("25%", "50%"), shares, strict=True):
+        of_all = "of the held-out completions could not be scored"
+        assert line.startswith(f"my/0: up to {share} {of_all} ({name}).")
 
 
 def test_sources_of_a_mixture_that_the_accuracy_leaves_out_are_named(tmp_path, capsys):
