@@ -56,7 +56,7 @@ def lacks_state(checkpoint: Mapping[str, Any], optimizer: Any) -> bool:
     """
     optimizer = _innermost(optimizer)
     now = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
-    before = next(iter(checkpoint.get("optimizer_settings", ())), {})
+    before: Mapping[str, Any] = next(iter(checkpoint.get("optimizer_settings", ())), {})
     if all(now.get(name) == value for name, value in before.items()):
         return False
     parameter = torch.nn.Parameter(torch.ones(2, 2))
