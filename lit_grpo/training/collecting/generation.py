@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from math import inf, isfinite
 from typing import Any, get_args
 
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 PASSED_ON = (EngineFailed, StepAbandoned, UserError, Diverged, OutOfMemory)
 """Errors that an engine may raise; each ends the run in a way of its own."""
+PER_TOKEN = ("token_ids", "sampler_logprobs", "policy_versions")
+"""Fields of a completion with an entry for each token."""
 SHOWN_ROWS = 8
 ROUNDING = 1e-3
 """How far above 0 a logprob may be: that of a certain token is rounded in low precision."""
@@ -97,6 +100,7 @@ def generate(
                 "prompt n // group_size."
             )
         del missing[row]
+        completion = _with_plain_numbers(name, row, completion)
         _check_completion(name, row, completion)
         _check_tokens(name, row, completion.token_ids, engine.policy_vocab_size)
         yield row, completion
@@ -173,6 +177,28 @@ def _pair(name: str, item: Any) -> tuple[int, Completion]:
         f"{name} must yield pairs of a row number and a Completion, got {str(item)[:100]}. Write "
         "yield row, completion."
     )
+
+
+def _with_plain_numbers(name: str, row: int, completion: Completion) -> Completion:
+    """Return a completion with tuples of Python's numbers in place of lists, tensors or arrays.
+
+    Raises:
+        EngineBug: something else is in their place.
+    """
+    found = {}
+    for field in PER_TOKEN:
+        values = getattr(completion, field)
+        if type(values) is tuple and {*map(type, values)} <= {int, float}:
+            continue
+        try:
+            plain = values.tolist() if hasattr(values, "tolist") else values
+            found[field] = tuple(one.item() if hasattr(one, "item") else one for one in plain)
+        except TypeError as error:
+            raise EngineBug(
+                f"{name} must yield {field} as a tuple with one entry per token, got "
+                f"{str(values)[:100]} in row {row}. Set {field} of the Completion."
+            ) from error
+    return replace(completion, **found) if found else completion
 
 
 def _check_completion(name: str, row: int, completion: Completion) -> None:

@@ -108,7 +108,7 @@ def test_an_engine_that_yields_too_few_entries_is_told_which(name):
         list(sampled(Mine([(0, DONE), (1, short)])))
 
 
-@pytest.mark.parametrize("wrong", [nan, inf, -inf, 0.5, torch.tensor(nan), None], ids=str)
+@pytest.mark.parametrize("wrong", [nan, inf, -inf, 0.5, None], ids=str)
 def test_a_logprob_that_is_no_logarithm_of_a_probability_is_shown_with_its_row(wrong):
     one = completion([1, 2, 3], logprobs=[-1.0, wrong, -2.0])
     what = rf"must yield sampler_logprobs that are finite and <= 0, got {wrong} in "
@@ -132,6 +132,36 @@ def test_every_token_of_the_policy_passes_whatever_the_kind_of_its_number():
     engine = Mine([(row, completion(ids)) for row in range(4)])
     start_engine(engine, tiny_policy())
     assert [one.token_ids for _, one in sampled(engine)] == [ids] * 4
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor, lambda given: [*np.array(given)]])
+def test_lists_and_arrays_become_tuples_of_plain_numbers(kind):
+    ids, logprobs = (1, 2, 3), (-0.5, -1.0, -0.25)
+    one = replace(
+        completion(ids),
+        token_ids=kind(ids),
+        sampler_logprobs=kind(logprobs),
+        policy_versions=kind((0, 0, 1)),
+    )
+    found = [one for _, one in sampled(Mine([(row, one) for row in range(4)]))]
+    for one in found:
+        assert (one.token_ids, one.sampler_logprobs, one.policy_versions) == (
+            ids,
+            logprobs,
+            (0, 0, 1),
+        )
+        assert {type(value) for value in one.token_ids + one.policy_versions} == {int}
+        assert {type(value) for value in one.sampler_logprobs} == {float}
+
+
+@pytest.mark.parametrize("field", ["token_ids", "sampler_logprobs", "policy_versions"])
+@pytest.mark.parametrize("wrong", [None, 3, torch.tensor(3)], ids=str)
+def test_what_has_no_entries_for_the_tokens_is_shown_with_its_row(field, wrong):
+    what = (
+        rf"must yield {field} as a tuple with one entry per token, got .* in row 1\. Set {field} of"
+    )
+    with pytest.raises(EngineBug, match=NAME + what):
+        list(sampled(Mine([(0, DONE), (1, replace(DONE, **{field: wrong}))])))
 
 
 def test_infinite_logprobs_of_both_signs_are_found():
