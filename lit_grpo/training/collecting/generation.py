@@ -185,7 +185,7 @@ def _with_plain_numbers(name: str, row: int, completion: Completion) -> Completi
     Raises:
         EngineBug: something else is in their place.
     """
-    found = {}
+    found: dict[str, Any] = {}
     for field in PER_TOKEN:
         values = getattr(completion, field)
         if type(values) is tuple and {*map(type, values)} <= {int, float}:
