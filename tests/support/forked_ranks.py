@@ -47,9 +47,11 @@ OTHERS = [
     "transformers.models.llama.modeling_llama",
     "held_writing",
     "holds",
-    *(["deepspeed"] if find_spec("deepspeed") else []),
+    "pyarrow.dataset",
+    *(["deepspeed", "torch._inductor.compile_fx", "setuptools"] if find_spec("deepspeed") else []),
 ]
-"""Modules that are imported as well."""
+"""Modules that are imported as well. DeepSpeed imports the last two, which takes a second, when a
+training begins."""
 
 
 @dataclass(frozen=True)
