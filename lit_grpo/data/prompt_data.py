@@ -13,9 +13,9 @@ import numpy as np
 
 from lit_grpo.data.module import PromptDataModule, Split
 from lit_grpo.data.prompts.prompt_format import PromptFormat
-from lit_grpo.data.rows.columns import gold_answers
 from lit_grpo.data.rows.filters import absent_column, failed_filter, with_columns
 from lit_grpo.data.rows.given_rows import Source, as_sources
+from lit_grpo.data.rows.gold import gold_answers
 from lit_grpo.data.rows.mapped import MappedRows
 from lit_grpo.data.rows.prepared import HOLDOUT, Holdout, PreparedDir, PreparedSplit, find_prepared
 from lit_grpo.data.rows.sources import Row, read_rows

@@ -166,7 +166,7 @@ def _trl_row(prompt: Prompt) -> dict[str, Any]:
 
 def _gold(prompt: Prompt) -> Any:
     """Return the gold answer, as a list if the row gives one."""
-    from lit_grpo.data.rows.columns import given_answer  # loads much, which workers do not need
+    from lit_grpo.data.rows.gold import given_answer  # loads much, which workers do not need
 
     return None if prompt.answer is None else given_answer(prompt.answer, prompt.columns)
 

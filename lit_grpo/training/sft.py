@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.optim import AdamW, Optimizer
 
 from lit_grpo.data import TrainingLoader
-from lit_grpo.data.rows.columns import answer_place, first_of, given_answer
+from lit_grpo.data.rows.gold import answer_place, first_of, given_answer
 from lit_grpo.diagnostics.step_log import step_number
 from lit_grpo.distributed.gradients import steps_of
 from lit_grpo.policy import Policy

@@ -19,8 +19,8 @@ from lit_grpo.cli.prepare.rows import (
     to_prepared,
     with_ids,
 )
-from lit_grpo.data.rows.columns import answer_fault, gold_answers
 from lit_grpo.data.rows.filters import MISSING, absent_column, failed_filter, find_value
+from lit_grpo.data.rows.gold import answer_fault, gold_answers
 from lit_grpo.data.rows.sources import Row, read_rows
 from lit_grpo.types import UserError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from lit_grpo.cli.prepare.rows import PreparedRow
-from lit_grpo.data.rows.columns import contradict
+from lit_grpo.data.rows.gold import contradict
 from lit_grpo.data.rows.prepared import normalised_text
 
 WORDS = 5

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from lit_grpo.cli.prepare.recipe import RecipeSource, Role
-from lit_grpo.data.rows.columns import first_of, id_fault, id_text, joined_parts
+from lit_grpo.data.rows.columns import id_fault, id_text, joined_parts
 from lit_grpo.data.rows.filters import MISSING, find_value
+from lit_grpo.data.rows.gold import first_of
 from lit_grpo.data.rows.prepared import text_hash, text_hashes
 from lit_grpo.data.rows.scored_answers import read_scored_answers
 from lit_grpo.data.rows.sources import Row

@@ -14,8 +14,8 @@ import numpy as np
 
 from lit_grpo.data.loading.order import MAX_BUILT_AT_START, RowOrder, of_seeds
 from lit_grpo.data.prompts.prompt_format import PromptFormat, build_prompt
-from lit_grpo.data.rows.columns import gold_answers
 from lit_grpo.data.rows.filters import absent_column, failed_filter
+from lit_grpo.data.rows.gold import gold_answers
 from lit_grpo.data.rows.prepared import Holdout, marks_of
 from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import Prompt, Tokenizer, UserError

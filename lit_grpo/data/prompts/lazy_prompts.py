@@ -9,7 +9,7 @@ from typing import overload
 
 from lit_grpo.data.prompts.chat import check_template_kwargs
 from lit_grpo.data.prompts.prompt_format import PromptFormat, build_prompt, check_tools_column
-from lit_grpo.data.rows.columns import gold_answers
+from lit_grpo.data.rows.gold import gold_answers
 from lit_grpo.data.rows.mapped import MappedRows
 from lit_grpo.types import Prompt, Tokenizer
 

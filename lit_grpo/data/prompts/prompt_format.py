@@ -12,13 +12,13 @@ import jinja2
 from lit_grpo.data.prompts.chat import check_template_kwargs, read_tools, render_chat
 from lit_grpo.data.rows.columns import (
     Role,
-    gold_answers,
     joined_parts,
     list_rows,
     other_parts,
     prompt_id,
     prompt_value,
 )
+from lit_grpo.data.rows.gold import gold_answers
 from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import (
     Message,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from lit_grpo.data.rows.columns import contradict
+from lit_grpo.data.rows.gold import contradict
 from lit_grpo.types import Prompt, list_some
 
 NUM_SHOWN = 3
