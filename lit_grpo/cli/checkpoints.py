@@ -23,13 +23,13 @@ from lit_grpo.runs.checkpoints.files import (
     size_of,
     why_unusable,
 )
+from lit_grpo.runs.files.config import similar_run
 from lit_grpo.runs.files.lock import is_locked
 from lit_grpo.runs.files.space import format_size
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.types import UserError, list_some
 from lit_grpo.types.atomic import EARLIER
-from lit_grpo.types.spelling import did_you_mean_directory
 
 Found = dict[Path, Manifest | None]
 """Checkpoint -> its manifest; None if it has none that can be read."""
@@ -71,7 +71,7 @@ def manage_checkpoints(arguments: Sequence[str]) -> int:
 def _find(run_dir: Path, before_step: int | None) -> Found:
     """Return the checkpoints of a run, the newest first, without links to them."""
     if not run_dir.is_dir():
-        raise UserError(f"{run_dir}: no such run.{did_you_mean_directory(run_dir)}")
+        raise UserError(f"{run_dir}: no such run.{similar_run(run_dir)}")
     paths = newest_first(run_dir / "checkpoints", "*.ckpt")
     found = {
         path: read_manifest(path) for path in paths if not (path.name == LAST and path.is_symlink())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,10 +17,10 @@ from lit_grpo.cli.parsing.configs import Invocation
 from lit_grpo.cli.places import at_home
 from lit_grpo.runs.checkpoints.files import last_checkpoint
 from lit_grpo.runs.checkpoints.resume import BEST, run_of
+from lit_grpo.runs.files.config import similar_run
 from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.files.log import not_writable
 from lit_grpo.types import UserError, list_some
-from lit_grpo.types.spelling import did_you_mean_directory
 
 _MISSING = re.compile(r"no such (file|dir)|no module named|looked (for|in)", re.IGNORECASE)
 """In the errors that miss a file or a module."""
@@ -55,14 +56,30 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
                 f"{run_dir}: expected a run of the command line, got one without config.yaml (runs "
                 "made in Python have none). Go on in Python: its script, with ckpt_path='last'."
             )
-        hint = did_you_mean_directory(Path(run_dir))
+        hint = similar_run(Path(run_dir))
         if inside := sorted(str(one.parent) for one in Path(run_dir).glob("*/config.yaml")):
             hint = f" Did you mean {list_some(inside, 3)}?"
         elif (Path(run_dir) / "run.log").is_file():
             hint = " It ended before its training began: start it again as before."
         raise UserError(f"{run_dir}: no such run directory (it has no config.yaml).{hint}")
+    _refuse_other_run_dir(command, run_dir, arguments[1:])
     resume = ["--ckpt_path", "last"] if command in RESUMING else []
     return ["--config", str(config), *resume, *arguments[1:], "--run_dir", run_dir]
+
+
+def _refuse_other_run_dir(command: str, run_dir: str, arguments: Sequence[str]) -> None:
+    """Refuse another ``--run_dir`` beside RUN, where it would be ignored."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--run_dir", nargs="?")
+    given = parser.parse_known_args(arguments)[0].run_dir
+    if given is None or Path(given).absolute() == Path(run_dir).absolute():
+        return
+    config = shlex.quote(f"{run_dir}/config.yaml")
+    again = f" For a new run: lit-grpo {command} --config {config} --run_dir {shlex.quote(given)}."
+    raise UserError(
+        f"--run_dir must be left out beside a run (lit-grpo {command} {run_dir} writes there), got "
+        f"{given}.{again if command in TRAINING else ''}"
+    )
 
 
 def where_started(command: str, arguments: Sequence[str], error: str) -> str:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from lit_grpo.cli.errors import print_error
 from lit_grpo.cli.file_options import parse_run
-from lit_grpo.runs.files.config import argument, read_config
+from lit_grpo.runs.files.config import argument, read_config, similar_run
 from lit_grpo.runs.wandb_teardown import DEFAULT_SAVE_DIR
 from lit_grpo.stopping import ExitCode
 from lit_grpo.types import UserError
-from lit_grpo.types.spelling import did_you_mean_directory
 
 
 def sync_wandb(arguments: Sequence[str]) -> int:
@@ -29,7 +28,7 @@ def sync_wandb(arguments: Sequence[str]) -> int:
     if find_spec("wandb") is None:
         raise UserError("wandb is not installed. Install lit-grpo[wandb].")
     if not (run_dir := Path(given.run_dir)).is_dir():
-        raise UserError(f"{run_dir}: no such run directory.{did_you_mean_directory(run_dir)}")
+        raise UserError(f"{run_dir}: no such run directory.{similar_run(run_dir)}")
     left = _unsent(directories, includes_online=given.include_online)
     if not left:
         online = "" if given.include_online else " What was logged online needs --include_online."

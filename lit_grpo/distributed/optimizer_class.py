@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 SETTING = "model.optimizer"
 """Key of the class among the settings that a checkpoint keeps of its run."""
+RATES = ("lr", "initial_lr")
 
 
 def optimizer_class(optimizer: Any) -> str:
@@ -49,29 +50,45 @@ def has_other_optimizer(checkpoint: Mapping[str, Any], optimizer: Any) -> bool:
 
 
 def lacks_state(checkpoint: Mapping[str, Any], optimizer: Any) -> bool:
-    """Return whether the settings of a class need a state that those before did not make.
+    """Return whether an optimizer needs a state that one with the settings before did not keep.
 
-    Such are ``amsgrad`` of Adam and ``momentum`` of RMSprop. It is tried with a parameter of 4
-    values; False if that is not possible.
+    Such settings are ``amsgrad`` of Adam and ``momentum`` of RMSprop and SGD. Both are tried with a
+    parameter of 4 values; False if that is not possible.
     """
     optimizer = _innermost(optimizer)
-    now = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
-    before: Mapping[str, Any] = next(iter(checkpoint.get("optimizer_settings", ())), {})
-    if all(now.get(name) == value for name, value in before.items()):
+    pairs = zip(checkpoint.get("optimizer_settings", ()), optimizer.param_groups, strict=False)
+    return any(_needs_more(optimizer, before, group) for before, group in pairs)
+
+
+def _needs_more(optimizer: Any, before: Mapping[str, Any], group: Mapping[str, Any]) -> bool:
+    now = {name: value for name, value in group.items() if name != "params"}
+    if all(now.get(name) == value for name, value in before.items() if name not in RATES):
         return False
+    kept, needed = (_state_names(optimizer, one) for one in ({**now, **before}, now))
+    return kept is not None and needed is not None and not needed <= kept
+
+
+def _state_names(optimizer: Any, settings: Mapping[str, Any]) -> set[str] | None:
+    """Return the names of an optimizer's state after a step; None if that cannot be tried.
+
+    The step is that of another object of its class, which shares no container with it.
+    """
+    if hasattr(type(optimizer), "__del__"):  # which may free what both would have
+        return None
     parameter = torch.nn.Parameter(torch.ones(2, 2))
     parameter.grad = torch.ones(2, 2)
-    trial = copy.copy(optimizer)
+    trial = object.__new__(type(optimizer))
+    for name, value in vars(optimizer).items():
+        if name != "step":  # a schedule wraps that of the optimizer
+            vars(trial)[name] = copy.copy(value) if isinstance(value, dict | list | set) else value
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        vars(trial)[name] = OrderedDict()
     trial.state = defaultdict(dict)
-    trial.param_groups = [{**now, **before, "params": [parameter]}]
+    on_cpu = {"capturable": False} if "capturable" in settings else {}
+    trial.param_groups = [{**settings, **on_cpu, "params": [parameter]}]
     with torch.compiler.set_stance("force_eager"):  # some compile their step
         try:
             trial.step()
         except Exception:
-            return False
-        trial.param_groups[0].update(now)
-        try:
-            trial.step()
-        except KeyError:
-            return True
-    return False
+            return None
+    return {name for name, value in trial.state[parameter].items() if value is not None}

@@ -14,6 +14,7 @@ from typing import Any
 import lightning as L
 import psutil
 import torch.distributed
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
@@ -50,12 +51,20 @@ class RankLauncher(_SubprocessScriptLauncher):
         if not self.cluster_environment.creates_processes_externally:
             os.environ[PARENT_VARIABLE] = str(os.getpid())
             self._call_children_scripts()
+            del os.environ[PARENT_VARIABLE]  # what this process starts later is no rank
             watched = (self.procs, trainer)
             threading.Thread(target=end_with_ranks, args=watched, daemon=True).start()
-        elif (parent := int(os.environ.get(PARENT_VARIABLE, os.getpid()))) != os.getpid():
-            threading.Thread(target=end_without_rank_0, args=[parent], daemon=True).start()
         _set_num_threads_if_needed(self.num_processes)
-        return function(*args, **kwargs)
+        is_over = threading.Event()
+        if isinstance(self.cluster_environment, LightningEnvironment) and (
+            parent := os.environ.get(PARENT_VARIABLE)
+        ):
+            waiting = (int(parent), is_over)
+            threading.Thread(target=end_without_parent, args=waiting, daemon=True).start()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            is_over.set()
 
 
 def ends_with_rank_0() -> bool:
@@ -72,22 +81,20 @@ def ends_with_rank_0() -> bool:
     return os.getppid() != parent
 
 
-def end_without_rank_0(rank_0: int) -> None:
-    """End this rank if rank 0 is gone before they form a process group.
+def end_without_parent(parent: int, is_over: threading.Event) -> None:
+    """End this rank if the one that has started it is gone before they form a process group.
 
-    The rank would wait half an hour for it; within the group it notices closed connections.
-
-    Args:
-        rank_0: The process that has started this one.
+    It would wait half an hour for it; within the group it notices closed connections.
     """
-    while not torch.distributed.is_initialized():
-        if _has_ended(rank_0):
+    while not (torch.distributed.is_initialized() or is_over.wait(POLL_SECONDS)):
+        if _has_ended(parent):
             log.error(
-                "Rank 0 (process %d) has ended before the training, so this rank ends.", rank_0
+                "Rank 0 of this machine (process %d) has ended before the training, and this rank "
+                "with it.",
+                parent,
             )
             logging.shutdown()
             os._exit(ExitCode.RANK_LOST)
-        time.sleep(POLL_SECONDS)
 
 
 def _has_ended(pid: int) -> bool:

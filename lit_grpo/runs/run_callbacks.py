@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.callbacks import Callback, ProgressBar, WeightAveraging
 from lightning.pytorch.callbacks import Checkpoint as LightningCheckpoint
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
@@ -79,9 +79,11 @@ def run_callbacks(
         (checkpoint,) = checkpoints or [Checkpoints()]
         checkpoint.dirpath = checkpoint.dirpath or str(Path(run_dir) / "checkpoints")
         saving = [StopOnSignal(), LeaveInTime(leave_by, requeue), checkpoint]
+    averages = [TakesAverage(one) for one in others if isinstance(one, WeightAveraging)]
     of_metrics = [one for one in loggers if isinstance(one, MetricsFile)]
     files = [*of_metrics, CompletionsFile(run_dir), EventsFile(run_dir)]
-    return [ChecksFirst(), *others, ResumedEarlyStopping(), *files, *saving, FinalModel(run_dir)]
+    others = [ChecksFirst(), *others, ResumedEarlyStopping()]
+    return [*others, *files, *saving, *averages, FinalModel(run_dir)]
 
 
 class ChecksFirst(Callback):
@@ -96,6 +98,21 @@ class ChecksFirst(Callback):
         policy = getattr(pl_module, "policy", None)
         if policy is not None and trainer.ckpt_path is None:
             warn_of_other_format(trainer, policy.path)
+
+
+class TakesAverage(Callback):
+    """Give the policy its averaged weights after the last checkpoint and before the final model.
+
+    The checkpoint has both. Lightning's callback replaces the weights first, so that a resumed run
+    would go on from the average.
+    """
+
+    def __init__(self, averaging: WeightAveraging) -> None:
+        self._take = averaging.on_train_end
+        averaging.on_train_end = lambda *_: None  # type: ignore[method-assign]
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._take(trainer, pl_module)
 
 
 def _refuse_repeated(callbacks: Sequence[Callback]) -> None:

@@ -91,7 +91,7 @@ class Evaluation:
         self.suite = RewardSuite(
             [as_reward(one, _KEY) for one in accuracies],
             key=_KEY,
-            failures_metric=" or, of samples, ".join(self.unscored_names),
+            failures_metric=" or ".join(self.unscored_names),
         )
         _check_sources(self.suite.rewards)
         self.progress: Callable[[], StageProgress] = StageProgress

@@ -174,10 +174,17 @@ class ResumableModule(PolicyModule):
         return self.build_optimizer(self.policy.trainable_parameters())
 
     def _refuse_missing_state(self, checkpoint: Mapping[str, Any], optimizer: Any) -> None:
-        """Refuse settings of the optimizer that need a state which the checkpoint does not have."""
-        if self.allow_changes or not lacks_state(checkpoint, optimizer):
-            return
+        """Refuse settings of the optimizer that need a state which the checkpoint does not have.
+
+        They have been allowed if the run last went on with them, or with another class.
+        """
         earlier, now = self._earlier_optimizer_settings, configured_settings(optimizer)
+        as_before = self._run_settings.is_as_at_last_start("optimizer", by_key(now))
+        is_other_class = earlier_class(checkpoint) not in (None, self._optimizer_class)
+        if self.allow_changes or as_before or is_other_class:
+            return
+        if not lacks_state(checkpoint, optimizer):
+            return
         raise UserError(
             "the optimizer needs a state that the checkpoint does not have: "
             f"{'; '.join(changed_settings(by_key(earlier), by_key(now)))}. Put the settings of the "
@@ -186,7 +193,7 @@ class ResumableModule(PolicyModule):
         )
 
     def _leave_out_other_optimizer(self, checkpoint: dict[str, Any], optimizer: Any) -> None:
-        """Let an optimizer of another class than that of a checkpoint begin with an empty state.
+        """Let an optimizer begin with an empty state if that of a checkpoint is of no use to it.
 
         A strategy that loads the state itself has left it out. Otherwise a class keeps the state
         of those that it lists in ``takes_over``.
@@ -198,10 +205,13 @@ class ResumableModule(PolicyModule):
         if not self._has_other_optimizer:
             return
         checkpoint["optimizer_states"] = []
+        before = earlier_class(checkpoint)
+        if before == self._optimizer_class:
+            before = "its settings so far"
         rank_zero_only(log.info)(
             "%s begins with an empty state: the moments of %s in the checkpoint are of no use to "
             "it, and are dropped",
-            *(self._optimizer_class, earlier_class(checkpoint)),
+            *(self._optimizer_class, before),
         )
 
     def _sources(self) -> dict[str, ModelSource]:

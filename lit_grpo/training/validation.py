@@ -166,15 +166,16 @@ class EvaluatedModule(ResumableModule):
 
     def _tell_unscored(self, metrics: Mapping[str, float]) -> None:
         """Warn of a validation that leaves out more of the completions than any before."""
-        for name in self.evaluation.unscored_names:
+        names = self.evaluation.unscored_names
+        for name, accuracy in zip(names, self.evaluation.accuracy_names, strict=False):
             fraction = metrics.get(name, 0.0)
             if not fraction > self._most_unscored.get(name, 0.0):
                 continue
             self._most_unscored = {**self._most_unscored, name: fraction}
             message = (
-                f"{fraction:.0%} of the held-out completions could not be scored ({name}). The "
-                "accuracy leaves them out, and is wrong if they differ from the others. The first "
-                "failure of each kind is in run.log."
+                f"{fraction:.0%} of the held-out completions could not be scored ({name}). "
+                f"{accuracy} leaves them out, and is wrong if they differ from the others. The "
+                "first failure of each kind is in run.log."
             )
             rank_zero_only(log.warning)(message)
             self.events.report_unscored(message)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from pathlib import Path
 
 
 def did_you_mean(word: str, known: Iterable[str], *, similarity: float = 0.6) -> str:
@@ -23,13 +22,3 @@ def did_you_mean(word: str, known: Iterable[str], *, similarity: float = 0.6) ->
         return ""
     best = max(close, key=lambda one: one[:1] == word[:1])  # the first of several maxima
     return f" Did you mean {best}?"
-
-
-def did_you_mean_directory(path: Path) -> str:
-    """Return `` Did you mean X?`` for the directory that is there whose path is the closest."""
-    parents = (path, *path.parents)
-    num_missing = next((n for n, one in enumerate(parents) if one.is_dir()), 0)
-    if not 1 <= num_missing <= 2:  # further up there may be a whole disk to look through
-        return ""
-    beside = parents[num_missing].glob("/".join("*" * num_missing))
-    return did_you_mean(str(path), [str(one) for one in beside if one.is_dir()])

@@ -293,7 +293,7 @@ FILES = {
     ),
     "{run_dir: base.yaml/run}": (
         "run_dir must be a directory that can be written, got base.yaml/run (Not a directory). "
-        "Set run_dir."
+        "Set another run_dir, or make this one writable."
     ),
     "{model: {target_column: text}}": (
         "fit needs the config of a GRPO training, and this one has model.target_column, which only "

@@ -48,7 +48,7 @@ def test_runs_are_numbered_upwards_and_gaps_are_not_filled(tmp_path):
 def test_runs_that_cannot_be_made_are_named_with_the_setting(here):
     (here / "runs").touch()
     with pytest.raises(
-        ValueError, match=r"run_dir must be .* got runs/base \(Not a dir.* Set run_dir"
+        ValueError, match=r"run_dir must be .* got runs/base \(Not a dir.* Set another run_dir"
     ):
         chosen("fit")
 
@@ -68,6 +68,16 @@ def test_a_run_made_in_python_is_told_to_go_on_there(file, message):
     Path("mine", file).touch()
     with pytest.raises(ValueError, match=message):
         with_run("fit", ["mine"])
+
+
+@pytest.mark.parametrize("words", [["--run_dir", "other"], ["--run_dir=other", "--seed=1"]])
+def test_another_run_dir_beside_a_run_is_refused_with_how_to_begin_a_new_one(words):
+    touch(Path("my/config.yaml"))
+    with pytest.raises(UserError, match=r"must be left out .* got other\. For a new run:"):
+        with_run("fit", ["my", *words])
+    with pytest.raises(UserError, match=r"rescore my writes there\), got other\.$"):
+        with_run("rescore", ["my", *words])
+    assert with_run("fit", ["my", "--run_dir=./my"])[-2:] == ["--run_dir", "my"]
 
 
 def test_the_runs_within_a_directory_are_named():

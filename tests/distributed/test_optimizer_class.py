@@ -67,7 +67,9 @@ def test_a_checkpoint_of_an_earlier_release_does_not_say_its_class():
         (AdamW, {"fused": True}, {"fused": True, "amsgrad": True}, True),
         (RMSprop, {}, {"momentum": 0.9}, True),
         (RMSprop, {"momentum": 0.9}, {"momentum": 0.9, "centered": True}, True),
-        (SGD, {}, {"momentum": 0.9}, False),  # it begins with the next gradient
+        (SGD, {}, {"momentum": 0.9}, True),
+        (SGD, {"momentum": 0.9}, {"momentum": 0.5, "nesterov": True}, False),
+        (AdamW, {}, {"amsgrad": True, "capturable": True}, True),  # as on a GPU
         (MasterAdamW, {}, {"weight_decay": 0.5}, False),
     ],
 )
@@ -79,6 +81,33 @@ def test_some_settings_need_a_state_that_others_do_not_make(kind, before, now, l
     assert has_other_optimizer(checkpoint, present) == lacks
     assert not present.state
     assert all(one.grad is None for one in present.param_groups[0]["params"])
+
+
+def test_each_group_of_parameters_is_looked_at():
+    earlier, present = (
+        AdamW([{"params": params()}, {"params": params(), "amsgrad": amsgrad}])
+        for amsgrad in (False, True)
+    )
+    assert lacks_state({"optimizer_settings": configured_settings(earlier)}, present)
+
+
+def test_a_trial_takes_no_step_of_the_optimizer_itself():
+    class Counting(AdamW):
+        def __init__(self, *args, **settings):
+            super().__init__(*args, **settings)
+            self.seen = []
+
+        def step(self, closure=None):
+            self.seen.append(self.param_groups[0]["amsgrad"])
+            return super().step(closure)
+
+    present = Counting(params(), amsgrad=True)
+    torch.optim.lr_scheduler.LambdaLR(present, lambda step: 1.0)  # which wraps its step
+    present.register_step_pre_hook(lambda *_: pytest.fail("a hook of the optimizer"))
+    checkpoint = {"optimizer_settings": configured_settings(AdamW(params()))}
+    assert lacks_state(checkpoint, present)
+    assert not present.seen
+    assert not present.state
 
 
 def test_an_optimizer_that_cannot_be_tried_keeps_its_state():

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -75,18 +76,25 @@ def test_a_rank_leaves_its_error_to_rank_0_if_that_ends_as_well():
     assert os.read(reads, 3) == b"yes"
 
 
-def test_a_rank_ends_that_rank_0_leaves_alone_before_they_form_a_group():
+def test_a_rank_whose_rank_0_ends_before_they_form_a_group_ends_as_well():
     reads, writes = os.pipe()
     if not (rank_0 := os.fork()):
+        parent = os.getpid()
         if not os.fork():
             os.dup2(writes, 2)
             logging.basicConfig(force=True, stream=open(2, "w"))  # noqa: SIM115
-            launcher.end_without_rank_0(os.getppid())
+            launcher.end_without_parent(parent, threading.Event())
         os._exit(0)
     os.waitpid(rank_0, 0)
     os.close(writes)
     with open(reads) as said:  # until the rank has ended
-        assert f"Rank 0 (process {rank_0}) has ended before the training" in said.read()
+        assert f"(process {rank_0}) has ended before the training" in said.read()
+
+
+def test_a_rank_is_not_ended_once_it_fails_or_trains():
+    is_over = threading.Event()
+    is_over.set()
+    launcher.end_without_parent(2**22 + 1, is_over)  # no process has such a number
 
 
 @pytest.mark.slow
@@ -99,7 +107,7 @@ def test_no_rank_stays_behind_when_rank_0_is_killed_while_they_start(tmp_path, i
         (exit_code,) = ranks.wait(200)
         (rank_0,) = ranks.pids
         said = tmp_path / "said.txt"
-        wait_until(lambda: f"Rank 0 (process {rank_0}) has ended" in said.read_text())
+        wait_until(lambda: f"(process {rank_0}) has ended before" in said.read_text())
     assert exit_code == -signal.SIGKILL
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, EMAWeightAveraging
 from python_runs import StopAfter, train
 from run_logs import close_logs
+from safetensors.torch import load_file
 from small_runs import ShareOfLowBytes, make_module, sgd, weights
 from tiny import LLAMA, tiny_policy
 
@@ -162,6 +163,40 @@ def test_what_was_allowed_goes_on_though_the_run_was_killed_before_it_saved(tmp_
     train(tmp_path, ckpt_path="last")  # with those of the checkpoint
     with pytest.raises(UserError, match="model.group_size: 4 -> 2"):
         train(tmp_path, ckpt_path=tmp_path / "left_behind/step_000003.ckpt", max_steps=5)
+
+
+def test_a_state_that_begins_anew_is_allowed_once(tmp_path):
+    plain, amsgrad = (
+        {"optimizer": partial(torch.optim.AdamW, lr=1e-3, amsgrad=is_on)} for is_on in (False, True)
+    )
+    train(tmp_path, StopAfter(1), changed=plain)
+    shutil.copytree(tmp_path / "checkpoints", tmp_path / "kept")
+    with pytest.raises(UserError, match=r"does not have: model.optimizer.amsgrad: False -> True"):
+        train(tmp_path, ckpt_path="last", changed=amsgrad)
+    _, allowed = train(tmp_path, ckpt_path="last", changed=amsgrad, allow_changes=True)
+    shutil.rmtree(tmp_path / "checkpoints")
+    shutil.copytree(tmp_path / "kept", tmp_path / "checkpoints")
+    _, again = train(tmp_path, ckpt_path="last", changed=amsgrad)
+    torch.testing.assert_close(weights(again), weights(allowed), rtol=0, atol=0)
+    train(tmp_path, ckpt_path="last", changed=amsgrad, max_steps=4)  # its checkpoints have it
+
+
+def test_a_run_goes_on_with_its_own_weights_and_ends_with_their_average(tmp_path):
+    def average() -> EMAWeightAveraging:
+        return EMAWeightAveraging(decay=0.5)
+
+    _, whole = train(tmp_path / "whole", average(), max_steps=4)
+    train(tmp_path / "part", average(), max_steps=2)
+    _, resumed = train(tmp_path / "part", average(), max_steps=4, ckpt_path="last")
+    torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
+    final = load_file(tmp_path / "whole" / "final" / "model.safetensors")
+    _, plain = train(tmp_path / "plain", max_steps=4)
+    saved = torch.load(tmp_path / "whole/checkpoints/last.ckpt", weights_only=True)
+    for name, weight in weights(plain).items():
+        key = f"policy.model.{name}"
+        assert saved["current_model_state"][key].equal(weight)
+        assert saved["state_dict"][key].equal(final[name])
+    assert any(not final[name].equal(weight) for name, weight in weights(plain).items())
 
 
 def test_what_changes_at_a_resume_is_in_the_log_the_events_and_the_card(tmp_path, caplog):

@@ -91,7 +91,7 @@ def _choose(
 ) -> Path | None:
     """Return the newest checkpoint of a healthy run, one from before the step if there is any.
 
-    One with the state of another class of optimizers, from before a resume, is not used.
+    One with a state that is of no use to the optimizer, from before a resume, is not used.
     """
     writers = [one for one in trainer.callbacks if isinstance(one, Checkpoints)]  # type: ignore[attr-defined]
     healthy = {}

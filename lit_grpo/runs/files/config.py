@@ -1,9 +1,10 @@
-"""The file ``config.yaml`` of a run, with the config that it was started with."""
+"""The file ``config.yaml`` of a run: the config that it was started with."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +56,24 @@ def argument(values: Any, *names: str) -> Any:
             return None
         values = (values.get("init_args") or values).get(name)
     return values
+
+
+def similar_run(path: Path) -> str:
+    """Return `` Did you mean X?`` for the run, or directory of runs, whose path is the closest."""
+    parents = (path, *path.parents)
+    num_missing = next((n for n, one in enumerate(parents) if one.is_dir()), 0)
+    if not 1 <= num_missing <= 2:  # further up there may be a whole disk to look through
+        return ""
+    above = parents[num_missing]
+    beside = above.glob("/".join(["[!.]*"] * num_missing))
+    runs = [str(one.relative_to(above)) for one in beside if _has_run(one)]
+    close = get_close_matches(str(path.relative_to(above)), runs, n=1)
+    return f" Did you mean {above / close[0]}?" if close else ""
+
+
+def _has_run(directory: Path) -> bool:
+    """Return whether a directory is a run or has one in it, as far as its files tell."""
+    patterns = [
+        f"{inside}{name}" for inside in ("", "*/") for name in ("config.yaml", "metrics.csv")
+    ]
+    return any(next(directory.glob(one), None) for one in patterns)

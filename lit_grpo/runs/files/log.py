@@ -39,7 +39,7 @@ def not_writable(run_dir: str | Path, error: OSError) -> UserError:
     """Return the error of a run directory that cannot be made or written."""
     return UserError(
         f"run_dir must be a directory that can be written, got {run_dir} ({error.strerror}). "
-        "Set run_dir."
+        "Set another run_dir, or make this one writable."
     )
 
 

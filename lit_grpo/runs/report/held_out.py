@@ -40,7 +40,8 @@ def held_out_notes(runs: Sequence[Run]) -> list[str]:
         notes += _leaks(run)
         notes += [
             f"{run.label}: up to {fraction:.0%} of the held-out completions could not be scored "
-            f"({name}). The accuracy leaves them out."
+            f"({name}). {name.replace('unscored_fraction@', 'avg@') if '@' in name else ACCURACY} "
+            "leaves them out."
             for name, fraction in run.unscored_fractions.items()
         ]
         notes += _left_out(run)

@@ -17,12 +17,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from lit_grpo.runs.files.config import argument, read_config
+from lit_grpo.runs.files.config import argument, read_config, similar_run
 from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.files.lock import is_locked
 from lit_grpo.runs.report.gaps import Gaps, find_gaps
 from lit_grpo.types import UserError
-from lit_grpo.types.spelling import did_you_mean_directory
 
 ACCURACY = "val/accuracy"
 UNSCORED = "val/unscored_fraction"
@@ -173,7 +172,7 @@ def _read_metrics(path: Path, read_up_to: int | None) -> tuple[pd.DataFrame, lis
     A run that has not finished a step has no rows.
     """
     if not path.is_dir():
-        hint = did_you_mean_directory(path) or " Example: runs/quickstart/0."
+        hint = similar_run(path) or " Example: runs/quickstart/0."
         raise UserError(f"{path}: no such run directory.{hint}")
     file = path / "metrics.csv"
     if not (file.exists() or _is_run(path)):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Sequence
 
 import lightning as L
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.diagnostics.monitors import describe_unknown
@@ -17,12 +18,13 @@ log = logging.getLogger(__name__)
 
 OURS = ("lit_grpo", "lightning")
 """Packages that log nothing else of a validation."""
+MORE_IS_BETTER = re.compile(r"reward/mean|(val|test)/(.+/)?(accuracy|(avg|pass)@\d+)")
 
 
 def check_monitors(
     module: L.LightningModule, evaluation: Evaluation, prompts: Sequence[Prompt]
 ) -> None:
-    """Check that something will log the validation metrics that callbacks watch.
+    """Check that something will log the validation metrics that callbacks watch, and which is best.
 
     Otherwise a callback ends the run at the first validation or the end of an epoch, which may be
     hours away. Which metrics the steps have is not known before there is one; then see
@@ -32,8 +34,9 @@ def check_monitors(
         prompts: Those of the validation; none if no validation will run.
 
     Raises:
-        UserError: nothing can. There is only a warning if code of the user's may log the metric,
-            or the callback does without it.
+        UserError: nothing can, or a callback takes the lowest accuracy or reward for the best.
+            There is only a warning if code of the user's may log the metric, or the callback does
+            without it.
     """
     trainer = module.trainer
     is_certain = not evaluation.measures_more and all(
@@ -49,6 +52,12 @@ def check_monitors(
             if is_certain and getattr(callback, "strict", True):
                 raise UserError(f"{problem}.")
             _warn(f"{problem}, unless code of yours logs it.")
+        is_min = isinstance(callback, EarlyStopping | ModelCheckpoint) and callback.mode == "min"
+        if is_min and MORE_IS_BETTER.fullmatch(monitor):
+            raise UserError(
+                f"{kind}.mode must be max to watch {monitor}, got min, its default (it would take "
+                "the lowest value for the best). Set mode: max in trainer.callbacks."
+            )
 
 
 def warn_of_unlogged(trainer: L.Trainer) -> None:

@@ -192,8 +192,10 @@ def _with_plain_numbers(name: str, row: int, completion: Completion) -> Completi
             continue
         try:
             plain = values.tolist() if hasattr(values, "tolist") else values
+            if not isinstance(plain, Sequence):
+                raise TypeError
             found[field] = tuple(one.item() if hasattr(one, "item") else one for one in plain)
-        except TypeError as error:
+        except (TypeError, ValueError, RuntimeError) as error:  # no sequence, or of tensors
             raise EngineBug(
                 f"{name} must yield {field} as a tuple with one entry per token, got "
                 f"{str(values)[:100]} in row {row}. Set {field} of the Completion."

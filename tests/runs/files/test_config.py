@@ -1,8 +1,11 @@
 """``config.yaml``: written when training begins, and kept when it is replaced."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
-from lit_grpo.runs.files.config import ConfigFile
+import pytest
+
+from lit_grpo.runs.files.config import ConfigFile, similar_run
 
 
 def begin(run_dir, config, *, rank=0):
@@ -19,3 +22,27 @@ def test_each_different_config_of_a_run_is_kept(tmp_path):
 def test_only_the_first_rank_writes(tmp_path):
     begin(tmp_path, "a: 1", rank=1)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("runs/words/0", " Did you mean runs/words-slow/0?"),
+        ("run/words-slow", " Did you mean runs/words-slow?"),
+        ("runs/words-slaw/0", " Did you mean runs/words-slow/0?"),
+        ("runs/words-slow/2", ""),  # what is missing is short, and nothing is like it
+        ("runs/other/1", ""),
+        ("runs/plotz", ""),  # no run is in plots
+        ("run/words-slow/0", ""),
+        ("runs/words-slow/0", ""),
+    ],
+)
+def test_a_run_of_a_similar_path_is_suggested(path, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for directory in ("runs/words-slow/0", "runs/plots/0", "runs/.cache/0"):
+        Path(directory).mkdir(parents=True)
+    Path("runs/words-slow/0/config.yaml").touch()
+    Path("runs/.cache/0/config.yaml").touch()
+    assert similar_run(Path(path)) == expected
+    absolute = f" Did you mean {tmp_path}/{expected[14:]}" if expected else ""
+    assert similar_run(tmp_path / path) == absolute

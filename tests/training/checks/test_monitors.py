@@ -70,6 +70,19 @@ def test_a_misspelt_metric_of_the_validation_is_refused_before_the_first_step(ki
 
 
 @pytest.mark.parametrize("kind", ["EarlyStopping", "ModelCheckpoint"])
+@pytest.mark.parametrize("monitor", ["val/accuracy", "reward/mean"])
+def test_the_lowest_accuracy_or_reward_is_not_taken_for_the_best(kind, monitor, fit):
+    exit_code, _ = fit(kind, monitor, "--trainer.callbacks.mode=min")
+    assert (exit_code, num_steps()) == (2, 0)
+    log = Path("my/run.log").read_text()
+    assert f"{kind}.mode must be max to watch {monitor}, got min, its default" in log
+
+
+def test_of_other_metrics_the_lowest_may_be_the_best(fit):
+    assert fit("EarlyStopping", "val/mean_length", "--trainer.callbacks.mode=min")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["EarlyStopping", "ModelCheckpoint"])
 def test_where_code_of_the_user_may_log_it_there_is_a_warning_until_it_is_missing(kind, fit):
     exit_code, (warning, line) = fit(kind, "val/acuracy", "--model.class_path=mine.Module")
     assert (exit_code, num_steps()) == (2, 1)

@@ -155,7 +155,9 @@ def test_lists_and_arrays_become_tuples_of_plain_numbers(kind):
 
 
 @pytest.mark.parametrize("field", ["token_ids", "sampler_logprobs", "policy_versions"])
-@pytest.mark.parametrize("wrong", [None, 3, torch.tensor(3)], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [None, 3, torch.tensor(3), {1, 2, 3}, [torch.ones(2)], [np.ones(2)]], ids=str
+)
 def test_what_has_no_entries_for_the_tokens_is_shown_with_its_row(field, wrong):
     what = (
         rf"must yield {field} as a tuple with one entry per token, got .* in row 1\. Set {field} of"

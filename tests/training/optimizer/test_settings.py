@@ -94,5 +94,5 @@ def test_a_resumed_optimizer_keeps_its_own_state_and_takes_new_settings(tmp_path
         (group,) = trainer.optimizers[0].param_groups
         return group["num_steps"], group["momentum"]
 
-    assert settings(0.0, max_steps=2) == (2, 0.0)
+    assert settings(0.25, max_steps=2) == (2, 0.25)
     assert settings(0.5, max_steps=3, ckpt_path=tmp_path / "last.ckpt") == (3, 0.5)
