@@ -21,6 +21,7 @@ from lit_grpo.distributed.ranks import any_failure
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.stopping import ExitCode, get_stop_reason, mark_unfinished_validation, stop_run
 from lit_grpo.training.checks.compatibility import (
+    refuse_averages,
     say_if_endless,
     say_without_rows,
     warn_of_learning_rate,
@@ -69,6 +70,7 @@ class EvaluatedModule(ResumableModule):
             check_monitors(self, self.evaluation, prompts)
         if val_loader:
             self.evaluation.check(prompts)
+            refuse_averages(self.trainer, self.engine)
         self._tell_changes()
         self._run_settings.forget()  # another training may follow, of other data
         self._is_checked = self.has_begun = True

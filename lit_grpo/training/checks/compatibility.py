@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 import lightning as L
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import Timer, WeightAveraging
 from lightning.pytorch.utilities import rank_zero_only
 from torch.optim import Optimizer
 
@@ -95,6 +95,25 @@ def check_overlap(
             f"max_head_offpolicyness must be 0 with dynamic_sampling_rounds, got "
             f"{max_head_offpolicyness} and {rounds} (replacing groups would take prompts that are "
             "already being sampled for the next steps). Set one of them to 0."
+        )
+
+
+def refuse_averages(trainer: L.Trainer, engine: RolloutEngine) -> None:
+    """Refuse averages of weights in validations with an engine that keeps weights of its own.
+
+    They take the place of the policy's for a validation. The engine would sample the next rollout
+    step with them, as it has those of this version.
+
+    Raises:
+        UserError: a callback averages weights, and the engine does not sample with the policy.
+    """
+    kinds = [type(one).__name__ for one in trainer.callbacks if isinstance(one, WeightAveraging)]  # type: ignore[attr-defined]
+    if kinds and not engine.samples_with_policy:
+        raise UserError(
+            f"{kinds[0]} needs an engine that samples with the policy itself, got "
+            f"{type(engine).__name__} (validations load the averages into it, and the next step "
+            "would be sampled with them). Leave the callback out, set model.engine to HFEngine, or "
+            "train without a validation."
         )
 
 

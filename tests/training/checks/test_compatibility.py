@@ -4,10 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import EMAWeightAveraging, Timer
+from small_runs import PROMPTS, make_module, make_trainer
 from tiny import prompt
 
-from lit_grpo.rollout import Sampling
+from lit_grpo.data import PromptLoader
+from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.training.checks.compatibility import (
     check_completions_fit,
     check_prompts_fit,
@@ -66,6 +68,21 @@ def test_a_run_that_only_the_user_ends_says_how(max_steps, max_epochs, callbacks
     shown = " ".join(caplog.messages)
     assert shown.startswith("the run has no last step: Ctrl-C ends it, without final/") == says
     assert ("set trainer.max_steps" in shown) == says
+
+
+@pytest.mark.parametrize("has_validation", [False, True])
+def test_averages_of_weights_are_refused_where_an_engine_would_keep_them(has_validation):
+    class Copies(HFEngine):
+        samples_with_policy = False
+
+    module = make_module(engine=Copies())
+    trainer = make_trainer(EMAWeightAveraging(), max_steps=1)
+    loaders = [PromptLoader(PROMPTS, 4), *([PromptLoader(PROMPTS, 4)] if has_validation else [])]
+    if not has_validation:
+        trainer.fit(module, *loaders)
+        return
+    with pytest.raises(UserError, match="EMAWeightAveraging needs an engine .* got Copies"):
+        trainer.fit(module, *loaders)
 
 
 @pytest.mark.parametrize(
