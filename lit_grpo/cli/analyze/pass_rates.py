@@ -22,7 +22,7 @@ from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.parsing.configs import Invocation, read_invocation
 from lit_grpo.cli.prepare.write import add_columns
 from lit_grpo.cli.rewards.commands import find_prompts, grpo_module, load_policy
-from lit_grpo.cli.rewards.trial import report_failures
+from lit_grpo.cli.rewards.failures import report_failures
 from lit_grpo.data.rows.prepared import HOLDOUT, PreparedDir, find_prepared
 from lit_grpo.objective.advantages import has_signal
 from lit_grpo.rewards.scoring.scoring import RewardFailed

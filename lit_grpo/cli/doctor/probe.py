@@ -8,14 +8,9 @@ from math import isnan
 from lit_grpo.cli.doctor.batch import planned_steps
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, refused, remark
 from lit_grpo.cli.rewards.commands import load_policy
+from lit_grpo.cli.rewards.failures import failed_everywhere
 from lit_grpo.cli.rewards.prompts import trial_prompts
-from lit_grpo.cli.rewards.trial import (
-    Trial,
-    failed_everywhere,
-    projected_seconds,
-    run_trial,
-    why_not_trained,
-)
+from lit_grpo.cli.rewards.trial import Trial, projected_seconds, run_trial, why_not_trained
 from lit_grpo.cli.subject import NotChecked, Subject
 from lit_grpo.diagnostics.step import (
     LIKELY_FRACTION,

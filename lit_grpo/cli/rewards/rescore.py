@@ -17,7 +17,7 @@ from rich.progress import track
 
 from lit_grpo.cli.errors import print_error
 from lit_grpo.cli.rewards.changes import Comparison, Row, num_scored, print_changes
-from lit_grpo.cli.rewards.trial import (
+from lit_grpo.cli.rewards.failures import (
     failed_in_all,
     find_unreported,
     report_bugs,

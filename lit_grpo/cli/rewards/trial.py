@@ -5,7 +5,6 @@ It shows the signal of the rewards, and projects the time and cost of a rollout 
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,13 @@ from rich.table import Table
 from torch import Tensor
 
 from lit_grpo.cli.errors import print_error
-from lit_grpo.diagnostics.step import Failure, find_failure, no_signal, truncated_fraction
+from lit_grpo.cli.rewards.failures import (
+    REWARD_FAILED,
+    failed_everywhere,
+    find_unreported,
+    report_failures,
+)
+from lit_grpo.diagnostics.step import find_failure, no_signal, truncated_fraction
 from lit_grpo.judge.estimate import seconds_of_calls
 from lit_grpo.objective.advantages import group_deviation
 from lit_grpo.rewards import JudgedReward, Reward
@@ -29,13 +34,10 @@ from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.collecting.generation import generate
-from lit_grpo.training.collecting.score_status import find_bug, score_status
+from lit_grpo.training.collecting.score_status import score_status
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.types import Measurements, Prompt, RolloutBatch, Score
 
-REWARD_FAILED = 1
-"""Exit code of ``rewards`` and ``rescore`` if a reward failed on every completion, and of
-``rewards`` if rewards failed on more than a run allows."""
 LATENCY = "timing/judge_api_latency_s"
 TOKENS = ("judge/prompt_tokens", "judge/completion_tokens")
 
@@ -111,35 +113,6 @@ def try_rewards(
     if exit_code == ExitCode.DONE and (why := why_not_trained(trial, module)):
         return print_error(why, REWARD_FAILED)
     return exit_code
-
-
-def report_bugs(rollouts: Sequence[RolloutBatch]) -> None:
-    """Print a bug of each reward that has one, and on how many rows."""
-    for name in rollouts[0].parts:
-        if bug := next(filter(None, (find_bug(one, name) for one in rollouts)), ""):
-            scores = [
-                one for each in rollouts for group in each.groups for one in group.scores[name]
-            ]
-            share = sum(bool(one.bug) for one in scores) / sum(one.was_asked for one in scores)
-            print(f"reward {name!r} has a bug on {share:.0%} of the rows. {bug}", file=sys.stderr)
-
-
-def report_failures(rollouts: Sequence[RolloutBatch]) -> int:
-    """Print the bugs of rewards and which failed on every completion, and return the exit code."""
-    report_bugs(rollouts)
-    failures = failed_in_all(rollouts)
-    if not failures:
-        return ExitCode.DONE
-    reasons = " ".join(
-        f"{one.reward!r}, see above." if one.is_bug else str(one) for one in failures
-    )
-    return print_error(f"a reward failed on every completion: {reasons}", REWARD_FAILED)
-
-
-def failed_in_all(rollouts: Sequence[RolloutBatch]) -> list[Failure]:
-    """Return why rewards failed that gave no completion of any batch a value."""
-    first, *others = ({one.reward: one for one in failed_everywhere(each)} for each in rollouts)
-    return [one for name, one in first.items() if all(name in other for other in others)]
 
 
 def run_trial(module: GRPOModule, prompts: Sequence[Prompt], shares: Mapping[str, float]) -> Trial:
@@ -312,23 +285,9 @@ def _unlike_a_step(shares: Mapping[str, float]) -> str:
     )
 
 
-def failed_everywhere(rollouts: RolloutBatch) -> list[Failure]:
-    """Return why rewards failed that gave no completion a value; abstaining is not a failure."""
-    failures = [find_failure(rollouts, [name], attrgetter("is_failure")) for name in rollouts.parts]
-    gave_none = [part.isnan().all() for part in rollouts.parts.values()]
-    return [
-        failure for failure, is_none in zip(failures, gave_none, strict=True) if is_none and failure
-    ]
-
-
 def _failures(rollouts: RolloutBatch) -> list[str]:
     failure = find_unreported(rollouts)
     return [] if failure is None else [f"Some rows could not be scored: {failure}"]
-
-
-def find_unreported(rollouts: RolloutBatch) -> Failure | None:
-    """Return why most rows lack a value, except bugs, which `report_failures` prints."""
-    return find_failure(rollouts, counts_as_failure=lambda one: not one.bug)
 
 
 def _judge_notes(trial: Trial, rewards: Sequence[Reward]) -> list[str]:
