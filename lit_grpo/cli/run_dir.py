@@ -74,8 +74,12 @@ def _refuse_other_run_dir(command: str, run_dir: str, arguments: Sequence[str]) 
     given = parser.parse_known_args(arguments)[0].run_dir
     if given is None or Path(given).absolute() == Path(run_dir).absolute():
         return
-    config = shlex.quote(f"{run_dir}/config.yaml")
-    again = f" For a new run: lit-grpo {command} --config {config} --run_dir {shlex.quote(given)}."
+    config, last = f"{run_dir}/config.yaml", f"{run_dir}/checkpoints/last.ckpt"
+    new = shlex.join(["--config", config, "--run_dir", given])
+    again = (
+        f" For a new run: lit-grpo {command} {new}; to go on from this one there, add --ckpt_path "
+        f"{shlex.quote(last)}."
+    )
     raise UserError(
         f"--run_dir must be left out beside a run (lit-grpo {command} {run_dir} writes there), got "
         f"{given}.{again if command in TRAINING else ''}"

@@ -73,7 +73,9 @@ def test_a_run_made_in_python_is_told_to_go_on_there(file, message):
 @pytest.mark.parametrize("words", [["--run_dir", "other"], ["--run_dir=other", "--seed=1"]])
 def test_another_run_dir_beside_a_run_is_refused_with_how_to_begin_a_new_one(words):
     touch(Path("my/config.yaml"))
-    with pytest.raises(UserError, match=r"must be left out .* got other\. For a new run:"):
+    with pytest.raises(
+        UserError, match=r"left out .* got other\. For a new run: .*, add --ckpt_path my"
+    ):
         with_run("fit", ["my", *words])
     with pytest.raises(UserError, match=r"rescore my writes there\), got other\.$"):
         with_run("rescore", ["my", *words])

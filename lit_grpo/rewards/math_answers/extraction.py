@@ -39,7 +39,9 @@ _KEYWORDS = ("answer", "ans:", "ans.", "correct option", "correct choice", "a:",
 _ANSWER = r"(?<![A-Za-z])(?:answers?|ans|correct (?:option|choice))\b"
 _LABEL = rf"{_ANSWER}[*_\"'`]{{0,3}}\s?(?::|=>?|->|→|[-–—](?=\s)|\.(?=\s?[$\d-]))"
 _HEADING = r"^[ \t#*_>-]{0,20}(?:the |my )?(?:final |correct )?answer[*_]{0,3}[ \t]*$"
-_SENTENCE = rf"{_ANSWER}[^\n.:?!=]{{0,60}}?\b(?:is|are|be|equals?)\b(?!\s+(?:not|the|our|my|an?)\b)"
+# An article is in lower case and before something: "the answer is A." names a choice.
+_DETERMINER = r"\s+(?:(?:not|the|our|my)\b|(?-i:an?)\s+\S)"
+_SENTENCE = rf"{_ANSWER}[^\n.:?!=]{{0,60}}?\b(?:is|are|be|equals?)\b(?!{_DETERMINER})"
 _LETTER = r"^[ \t>*-]{0,20}A\**:"
 _MARK = re.compile(f"{_LABEL}|{_HEADING}|{_SENTENCE}|{_LETTER}", re.IGNORECASE | re.MULTILINE)
 _VERDICT = re.compile(

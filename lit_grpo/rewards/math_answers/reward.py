@@ -18,6 +18,7 @@ from lit_grpo.rewards.math_answers.extraction import (
     NULL_GOLDS,
     STOP_MARKERS,
     find_answer,
+    gold_texts,
     read_golds,
 )
 from lit_grpo.rewards.reward import Reward, setting_key, started
@@ -37,8 +38,8 @@ class MathReward(Reward):
 
     The final answer is in the last ``<answer>`` or ``\boxed{}``, else it follows the last
     ``####``, "the answer is" or ``A:``, else it is the last formula or number, or the whole of a
-    completion of up to three words. A completion without an answer, or with one that cannot be read
-    (in time), is wrong. A comparison of readable answers that exceeds the deadline is a timeout, a
+    completion of up to three words. A completion that is nothing but its gold answer is right. One
+    without an answer, or with one that cannot be read (in time), is wrong. A comparison of readable answers that exceeds the deadline is a timeout, a
     lost worker is an error, and neither has a value.
 
     Only the answer after the policy's reasoning is read, unless ``reasoning`` is ``keep``: a
@@ -103,6 +104,8 @@ class MathReward(Reward):
         golds = _read_golds(prompt.answer or "")
         if None in golds:
             raise ValueError(f"gold answer {prompt.answer!r} of prompt {prompt.id} is not readable")
+        if _bare(completion.text) in map(_bare, gold_texts(prompt.answer or "")):
+            return self.correct  # also a name that would be read as a formula, such as UK or H2O
         answer = find_answer(completion.text, self.stop_markers, self.tail_characters)
         is_right = answer is not None and await self._is_one_of(
             cast(Sequence[Answer], golds), answer
@@ -172,6 +175,10 @@ class MathReward(Reward):
 
     async def _call(self, name: str, *texts: str) -> bool:
         return cast(bool, await started(self._pool, self).call(name, *texts))
+
+
+def _bare(text: str) -> str:
+    return text.strip().removesuffix(".")
 
 
 def _about_placeholders(bad: Sequence[Prompt]) -> str:

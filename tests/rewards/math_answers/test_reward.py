@@ -35,6 +35,17 @@ RIGHT = [
     ("Paris", "paris."),
     ("B", "B"),
     ("yes", "Yes"),
+    ("UK", "UK"),
+    ("H2O", " H2O.\n"),
+    ("ab", "ab"),
+    ('["NO", "Norway"]', "NO"),
+    # A choice, and no article.
+    ("A", "The answer is A."),
+    ("A", "So the correct option is A"),
+    ("A", "The answer is A because B is too large."),
+    ("A", "The answer is a."),
+    ("4", "The answer is a number, namely 4"),
+    ("12", "The answer is an even number: 12"),
     # Right answers that math-verify alone finds wrong.
     ("7/4", r"\boxed{1 3/4}"),
     (r"\frac{8}{3}", "The answer is 2 2/3."),
