@@ -127,8 +127,10 @@ def find(row: Row, name: str | None) -> Any:
 
 
 def is_null(value: Any) -> bool:
-    is_nan = isinstance(value, float) and value != value
-    is_empty = value == [] or (isinstance(value, str) and not value.strip())
+    is_nan = isinstance(value, Number) and bool(value != value)
+    is_empty = (isinstance(value, list) and not value) or (
+        isinstance(value, str) and not value.strip()
+    )
     return value is MISSING or value is None or is_nan or is_empty
 
 

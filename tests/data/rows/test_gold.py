@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from lit_grpo.data import Row
@@ -51,13 +52,15 @@ def test_a_mark_in_one_file_does_not_affect_another():
         (["1", "½"], '["1", "½"]'),
         (False, "False"),
         (0, "0"),
+        (np.int64(72), "72"),
+        (np.float32(0.5), "0.5"),
     ],
 )
 def test_gold_answers_become_text(value, expected):
     assert gold(row(prompt="p", answer=value)) == [expected]
 
 
-@pytest.mark.parametrize("null", [None, math.nan, "", "  "])
+@pytest.mark.parametrize("null", [None, math.nan, np.float32("nan"), "", "  "])
 def test_rows_with_null_golds_are_counted_and_named_together_with_the_fix(null):
     rows = [row(n, prompt="p", answer=null if n > 1 else "1") for n in range(1, 9)]
     with pytest.raises(ValueError, match="7 of 8 rows have no gold answer in 'answer'") as error:
