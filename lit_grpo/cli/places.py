@@ -36,7 +36,7 @@ def check_place(option: str, path: str | Path, directory: Path) -> None:
         name = option.removeprefix("--")
         raise UserError(
             f"{name} must be a place that can be written, got {path} ({error.filename}: "
-            f"{error.strerror}). Set {option}, or make this one writable."
+            f"{error.strerror}). Set {option}."
         ) from error
 
 

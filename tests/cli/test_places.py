@@ -28,7 +28,7 @@ def test_a_place_is_tried_without_leaving_anything(here):
 )
 def test_a_place_that_cannot_be_written_is_named_with_its_option(path, reason, here):
     (here / "file").touch()
-    message = rf"out must be a place that can be written, got {path} \(.*: {reason}.*Set --out, or"
+    message = rf"out must be a place that can be written, got {path} \(.*: {reason}.*Set --out\."
     with pytest.raises(UserError, match=message):
         check_place("--out", path, here / path)
 
