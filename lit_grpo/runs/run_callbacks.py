@@ -108,11 +108,11 @@ class TakesAverage(Callback):
     """
 
     def __init__(self, averaging: WeightAveraging) -> None:
-        self._take = averaging.on_train_end
+        self._averaging = averaging
         averaging.on_train_end = lambda *_: None  # type: ignore[method-assign]
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._take(trainer, pl_module)
+        type(self._averaging).on_train_end(self._averaging, trainer, pl_module)
 
 
 def _refuse_repeated(callbacks: Sequence[Callback]) -> None:
