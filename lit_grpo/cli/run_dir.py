@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from lit_grpo.cli.commands import RESUMING, TRAINING
-from lit_grpo.cli.parsing.configs import Invocation
+from lit_grpo.cli.parsing.configs import Invocation, last_value
 from lit_grpo.cli.places import at_home
 from lit_grpo.runs.checkpoints.files import last_checkpoint
 from lit_grpo.runs.checkpoints.resume import BEST, run_of
@@ -69,9 +68,7 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
 
 def _refuse_other_run_dir(command: str, run_dir: str, arguments: Sequence[str]) -> None:
     """Refuse another ``--run_dir`` beside RUN, where it would be ignored."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--run_dir", nargs="?")
-    given = parser.parse_known_args(arguments)[0].run_dir
+    given = last_value("run_dir", [], arguments)
     if given is None or Path(given).absolute() == Path(run_dir).absolute():
         return
     config, last = f"{run_dir}/config.yaml", f"{run_dir}/checkpoints/last.ckpt"

@@ -195,22 +195,19 @@ class Evaluation:
 
         greedy = sample(1, replace(sampling, temperature=0.0))
         values = _values(greedy)
-        metrics.add_all("val/accuracy", values[~values.isnan()])
         accuracies = self.suite.rewards
         is_asked = torch.tensor(
             [any(a.applies_to(prompt) for a in accuracies) for prompt in prompts]
         )
-        metrics.add_all(UNSCORED, values[is_asked].isnan().double())
+        names = [*zip(self.accuracy_names, self.unscored_names, strict=False)]
+        _add_accuracy(metrics, names[0], values, is_asked)
         for prompt, value in zip(prompts, values, strict=True):
             if prompt.source:
                 metrics.add_all(f"val/{prompt.source}/accuracy", value[~value.isnan()])
         metrics.add_all("val/mean_length", [float(len(c.token_ids)) for c in greedy.sampled])
         if self.num_samples:
-            sampled = sample(self.num_samples, sampling)
-            values = _values(sampled)
-            metrics.add_all(f"val/avg@{self.num_samples}", values[~values.isnan()])
-            of_samples = values[is_asked].isnan().double().flatten()
-            metrics.add_all(f"{UNSCORED}@{self.num_samples}", of_samples)
+            values = _values(sample(self.num_samples, sampling))
+            _add_accuracy(metrics, names[1], values, is_asked)
             for k in self.pass_at or (self.num_samples,):
                 metrics.add_all(f"val/pass@{k}", _pass_at(k, values))
         for measured in self.suite.observe():
@@ -245,6 +242,20 @@ class Evaluation:
                 )
         self._has_worked |= bool(status.not_bugs)
         return ""
+
+
+def _add_accuracy(
+    metrics: Metrics, names: tuple[str, str], values: Tensor, is_asked: Tensor
+) -> None:
+    """Add the mean of the [B, G] values that are known, and the share of those that are not.
+
+    Args:
+        names: Of the two metrics.
+        is_asked: [B] whether an accuracy is for this prompt.
+    """
+    accuracy, unscored = names
+    metrics.add_all(accuracy, values[~values.isnan()])
+    metrics.add_all(unscored, values[is_asked].isnan().double())
 
 
 def _values(rollouts: RolloutBatch) -> Tensor:

@@ -38,6 +38,18 @@ TWO_RANKS = {
 }
 
 
+def fit_of(directory, settings) -> list[str]:
+    """Return the command that trains with these settings, from a file in the directory."""
+    (directory / "run.json").write_text(json.dumps(settings))
+    return command("fit", "run.json", {})
+
+
+def forked_ranks(importer, directory, settings, *, num_ranks=2):
+    """Return a context with the run, whose rank 0 starts the others."""
+    words = [str(num_ranks), *fit_of(directory, settings)[3:]]
+    return importer.running(words, directory, program="forked_program")
+
+
 @pytest.mark.parametrize(
     ("returncode", "code", "words"),
     [
@@ -101,9 +113,7 @@ def test_a_rank_is_not_ended_once_it_fails_or_trains():
 @pytest.mark.timeout(300)
 def test_no_rank_stays_behind_when_rank_0_is_killed_while_they_start(tmp_path, importer):
     settings = TWO_RANKS | {"trainer": TWO_RANKS["trainer"] | {"callbacks": ["holds.LoseRank0"]}}
-    (tmp_path / "run.json").write_text(json.dumps(settings))
-    words = ["2", *command("fit", "run.json", {})[3:]]
-    with importer.running(words, tmp_path, program="forked_program") as ranks:
+    with forked_ranks(importer, tmp_path, settings) as ranks:
         (exit_code,) = ranks.wait(200)
         (rank_0,) = ranks.pids
         said = tmp_path / "said.txt"
@@ -119,9 +129,7 @@ def test_an_error_of_all_ranks_is_printed_once(tmp_path, importer):
         "model": {"policy": {"architecture": LLAMA}, "rewards": ["MathReward"]},
         "data": {"class_path": "PromptData", "init_args": {"train": "nowhere.jsonl"}},
     }
-    (tmp_path / "run.json").write_text(json.dumps(settings))
-    words = ["3", *command("fit", "run.json", {})[3:]]
-    with importer.running(words, tmp_path, program="forked_program") as started:
+    with forked_ranks(importer, tmp_path, settings, num_ranks=3) as started:
         assert started.processes[0].wait(200) == ExitCode.WRONG_INPUT
         time.sleep(launcher.SAME_ERROR_SECONDS)  # the other ranks end after rank 0
     assert (tmp_path / "said.txt").read_text().count("error: nowhere.jsonl: no such file") == 1
@@ -131,9 +139,7 @@ def test_an_error_of_all_ranks_is_printed_once(tmp_path, importer):
 @pytest.mark.timeout(300)
 def test_a_bug_on_another_rank_is_a_crash_and_not_a_lost_machine(tmp_path, importer):
     settings = TWO_RANKS | {"trainer": TWO_RANKS["trainer"] | {"callbacks": ["holds.CrashRank"]}}
-    (tmp_path / "run.json").write_text(json.dumps(settings))
-    words = ["2", *command("fit", "run.json", {})[3:]]
-    with importer.running(words, tmp_path, program="forked_program") as ranks:
+    with forked_ranks(importer, tmp_path, settings) as ranks:
         (exit_code,) = ranks.wait(200)
     said = (tmp_path / "said.txt").read_text()
     assert exit_code == ExitCode.CRASHED, said
@@ -152,14 +158,12 @@ def test_a_rank_that_ends_before_the_training_ends_the_run_with_a_message(
     """The ranks are new interpreters in one of the cases, and forked in the other."""
     lost = {"class_path": "holds.LoseRank", "init_args": {"signum": int(signum)}}
     settings = TWO_RANKS | {"trainer": TWO_RANKS["trainer"] | {"callbacks": [lost]}}
-    (tmp_path / "run.json").write_text(json.dumps(settings))
-    words = command("fit", "run.json", {})
     if signum == signal.SIGKILL:
+        words = fit_of(tmp_path, settings)
         with running(words, tmp_path, PYTHONPATH=str(SUPPORT)) as process:
             exit_code = process.wait(200)
     else:
-        forked = ["2", *words[3:]]
-        with importer.running(forked, tmp_path, program="forked_program") as ranks:
+        with forked_ranks(importer, tmp_path, settings) as ranks:
             (exit_code,) = ranks.wait(200)
     said = (tmp_path / "said.txt").read_text()
     assert exit_code == code, said

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -77,7 +77,7 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
     paths = [find_config(name) for name in named.config]
     _check_presets([path.stem for path in paths if path.parent == BUNDLED / "presets"])
     configs = [read_config(path) for path in paths]
-    given = _last_value("run_dir", configs, others)
+    given = last_value("run_dir", configs, others)
     run_dir = at_home(given) if isinstance(given, str) else given
     others += [f"--run_dir={run_dir}"] if run_dir != given else []
     return Invocation(
@@ -88,7 +88,7 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
         configs=tuple(configs),
         name="-".join(path.stem for path in paths),
         run_dir=run_dir,
-        ckpt_path=_last_value("ckpt_path", configs, others),
+        ckpt_path=last_value("ckpt_path", configs, others),
         has_model_class=any(_names_class(config.get("model")) for config in configs)
         or any(re.match(r"--model(\.class_path)?(=|$)", argument) for argument in others),
         has_rewards=any(_has_key(config.get("model"), "rewards") for config in configs),
@@ -175,7 +175,9 @@ def value_of(text: str) -> Any:
     return value
 
 
-def _last_value(key: str, configs: list[dict[str, Any]], arguments: list[str]) -> str | None:
+def last_value(
+    key: str, configs: Sequence[Mapping[str, Any]], arguments: Sequence[str]
+) -> str | None:
     """Return the value of a key: from the command line, else from the last file that has it."""
     parser = _PartialParser(add_help=False, allow_abbrev=False)
     parser.add_argument(f"--{key}")

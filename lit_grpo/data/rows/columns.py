@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from numbers import Number
 from typing import Any, Literal
 
+from lit_grpo.data.rows.filters import MISSING
 from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import UserError, list_some
 
@@ -26,7 +27,6 @@ KNOWN_NAMES: Mapping[Role, tuple[str, ...]] = {
 }
 ONE_VALUE = (str, Number, date)
 ROWS_SHOWN = 5
-MISSING = object()
 
 
 def prompt_value(row: Row, mapping: Mapping[str, str]) -> str | list[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from lit_grpo.types.spelling import did_you_mean
 
 MISSING = object()
-"""What `find_value` returns if there is no such column."""
+"""In place of a value where there is no such column."""
 
 
 def find_value(columns: Mapping[str, Any], name: str) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 
 from lit_grpo.data.rows.columns import (
     KNOWN_NAMES,
-    MISSING,
     ONE_VALUE,
     ROWS_SHOWN,
     Role,
@@ -27,6 +26,7 @@ from lit_grpo.data.rows.columns import (
     shown_value,
     to_text,
 )
+from lit_grpo.data.rows.filters import MISSING
 from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import UserError, list_some, parse_json
 

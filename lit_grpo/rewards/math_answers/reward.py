@@ -105,7 +105,7 @@ class MathReward(Reward):
         golds = _read_golds(prompt.answer or "")
         if None in golds:
             raise ValueError(f"gold answer {prompt.answer!r} of prompt {prompt.id} is not readable")
-        if _bare(completion.text) in map(_bare, gold_texts(prompt.answer or "")):
+        if _bare(completion.text) in _bare_golds(prompt.answer or ""):
             return self.correct  # also a name that would be read as a formula, such as UK or H2O
         answer = find_answer(completion.text, self.stop_markers, self.tail_characters)
         is_right = answer is not None and await self._is_one_of(
@@ -176,6 +176,11 @@ class MathReward(Reward):
 
     async def _call(self, name: str, *texts: str) -> bool:
         return cast(bool, await started(self._pool, self).call(name, *texts))
+
+
+@lru_cache(maxsize=100_000)
+def _bare_golds(text: str) -> frozenset[str]:
+    return frozenset(map(_bare, gold_texts(text)))
 
 
 def _bare(text: str) -> str:

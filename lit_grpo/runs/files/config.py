@@ -14,6 +14,12 @@ from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.types.atomic import numbered_path, replacing_file
 
+MARKS = (
+    *("config.yaml", "metrics.csv", "run.log", "events.jsonl", "run.lock"),
+    *("completions", "checkpoints"),
+)
+"""What a run directory has, at least one of it also before the first step is finished."""
+
 
 class ConfigFile(Callback):
     """Write ``config.yaml`` when training begins, so that a refused resume leaves it as it was.
@@ -58,6 +64,11 @@ def argument(values: Any, *names: str) -> Any:
     return values
 
 
+def is_run(path: Path) -> bool:
+    """Return whether a directory is that of a run."""
+    return any((path / name).exists() for name in MARKS)
+
+
 def similar_run(path: Path) -> str:
     """Return `` Did you mean X?`` for the run, or directory of runs, whose path is the closest."""
     parents = (path, *path.parents)
@@ -66,14 +77,7 @@ def similar_run(path: Path) -> str:
         return ""
     above = parents[num_missing]
     beside = above.glob("/".join(["[!.]*"] * num_missing))
-    runs = [str(one.relative_to(above)) for one in beside if _has_run(one)]
+    found = (one for one in beside if is_run(one) or any(map(is_run, one.glob("*"))))
+    runs = [str(one.relative_to(above)) for one in found]
     close = get_close_matches(str(path.relative_to(above)), runs, n=1)
     return f" Did you mean {above / close[0]}?" if close else ""
-
-
-def _has_run(directory: Path) -> bool:
-    """Return whether a directory is a run or has one in it, as far as its files tell."""
-    patterns = [
-        f"{inside}{name}" for inside in ("", "*/") for name in ("config.yaml", "metrics.csv")
-    ]
-    return any(next(directory.glob(one), None) for one in patterns)

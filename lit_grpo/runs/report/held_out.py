@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from lit_grpo.runs.files.event_log import LEAKED, read_events, read_starts
-from lit_grpo.runs.report.history import ACCURACY, Run
+from lit_grpo.runs.report.history import ACCURACY, UNSCORED, Run
 
 
 def held_out_hashes(run: Run) -> list[str]:
@@ -32,6 +32,11 @@ def accuracies_compare(runs: Sequence[Run]) -> bool:
     return are_comparable([one for run in runs for one in held_out_hashes(run)])
 
 
+def _accuracy_of(unscored: str) -> str:
+    """Return the accuracy that leaves out what a metric of completions without a score counts."""
+    return ACCURACY if unscored == UNSCORED else unscored.replace(f"{UNSCORED}@", "val/avg@")
+
+
 def held_out_notes(runs: Sequence[Run]) -> list[str]:
     """Return a sentence for each reason why accuracies of these runs are not what they seem."""
     groups: dict[str, list[str]] = defaultdict(list)
@@ -40,8 +45,7 @@ def held_out_notes(runs: Sequence[Run]) -> list[str]:
         notes += _leaks(run)
         notes += [
             f"{run.label}: up to {fraction:.0%} of the held-out completions could not be scored "
-            f"({name}). {name.replace('unscored_fraction@', 'avg@') if '@' in name else ACCURACY} "
-            "leaves them out."
+            f"({name}). {_accuracy_of(name)} leaves them out."
             for name, fraction in run.unscored_fractions.items()
         ]
         notes += _left_out(run)

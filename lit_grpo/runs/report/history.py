@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lit_grpo.runs.files.config import argument, read_config, similar_run
+from lit_grpo.runs.files.config import argument, is_run, read_config, similar_run
 from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.files.lock import is_locked
 from lit_grpo.runs.report.gaps import Gaps, find_gaps
@@ -25,8 +25,6 @@ from lit_grpo.types import UserError
 
 ACCURACY = "val/accuracy"
 UNSCORED = "val/unscored_fraction"
-MARKS = ("config.yaml", "run.log", "events.jsonl", "run.lock", "completions", "checkpoints")
-"""What a run directory has before its first step is finished; it has at least one of these."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -175,8 +173,8 @@ def _read_metrics(path: Path, read_up_to: int | None) -> tuple[pd.DataFrame, lis
         hint = similar_run(path) or " Example: runs/quickstart/0."
         raise UserError(f"{path}: no such run directory.{hint}")
     file = path / "metrics.csv"
-    if not (file.exists() or _is_run(path)):
-        inside = sorted(one for one in path.glob("*") if (one / file.name).exists() or _is_run(one))
+    if not is_run(path):
+        inside = sorted(filter(is_run, path.glob("*")))
         hint = f" Did you mean {' or '.join(map(str, inside))}?" if inside else ""
         raise UserError(
             f"{path} is not the directory of a run: it has no metrics.csv, and nothing else that a "
@@ -185,10 +183,6 @@ def _read_metrics(path: Path, read_up_to: int | None) -> tuple[pd.DataFrame, lis
     text, cut_lines = _split_rows(file.read_text() if file.exists() else "")
     metrics = pd.read_csv(StringIO(text)) if text else pd.DataFrame(columns=["step", "seconds"])
     return metrics if read_up_to is None else metrics[metrics["step"] < read_up_to], cut_lines
-
-
-def _is_run(path: Path) -> bool:
-    return any((path / name).exists() for name in MARKS)
 
 
 def _split_rows(text: str) -> tuple[str, list[int]]:

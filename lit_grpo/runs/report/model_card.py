@@ -217,12 +217,11 @@ def _results(run_dir: Path) -> dict[str, tuple[float, float | None]]:
     except UserError:  # a trainer without loggers
         return {}
     logged = [(name, metric) for name, metric in RESULTS.items() if run.has(metric)]
-    fraction = run.unscored_fractions.get(UNSCORED)
-    left_out = f", without up to {fraction:.0%} that could not be scored" if fraction else ""
+    notes = {}
+    if fraction := run.unscored_fractions.get(UNSCORED):
+        notes[ACCURACY] = f", without up to {fraction:.0%} that could not be scored"
     return {
-        f"{name} {run.when(metric)}".strip() + (left_out if metric == ACCURACY else ""): run.change(
-            metric
-        )
+        f"{name} {run.when(metric)}".strip() + notes.get(metric, ""): run.change(metric)
         for name, metric in logged
     }
 

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 OURS = ("lit_grpo", "lightning")
 """Packages that log nothing else of a validation."""
 MORE_IS_BETTER = re.compile(r"reward/mean|(val|test)/(.+/)?(accuracy|(avg|pass)@\d+)")
+"""Metrics of which the highest value is the best."""
 
 
 def check_monitors(

@@ -108,10 +108,11 @@ def test_an_engine_that_yields_too_few_entries_is_told_which(name):
         list(sampled(Mine([(0, DONE), (1, short)])))
 
 
-@pytest.mark.parametrize("wrong", [nan, inf, -inf, 0.5, None], ids=str)
+@pytest.mark.parametrize("wrong", [nan, inf, -inf, 0.5, torch.tensor(nan), None], ids=str)
 def test_a_logprob_that_is_no_logarithm_of_a_probability_is_shown_with_its_row(wrong):
     one = completion([1, 2, 3], logprobs=[-1.0, wrong, -2.0])
-    what = rf"must yield sampler_logprobs that are finite and <= 0, got {wrong} in "
+    shown = wrong.item() if isinstance(wrong, torch.Tensor) else wrong
+    what = rf"must yield sampler_logprobs that are finite and <= 0, got {shown} in "
     with pytest.raises(EngineBug, match=NAME + what + r"row 1\. Set sampler_logprobs"):
         list(sampled(Mine([(0, DONE), (1, one)])))
 
