@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from itertools import islice
 
 from lit_grpo.rewards.math_answers.answers import Answer, parse_answer
 from lit_grpo.rewards.math_answers.boxes import boxed_answer
+from lit_grpo.rewards.math_answers.choices import choice_in
 from lit_grpo.rewards.math_answers.sentences import (
     answer_in_lines,
     answer_in_sentence,
@@ -57,13 +59,32 @@ def find_answer(text: str, stop_markers: tuple[str, ...], tail_characters: int) 
     A stop marker ends the completion if there is a marked answer before it. Without any mark only
     the tail is read.
     """
-    if "<" in text:
-        text = _FONT_TAG.sub("", _SPECIAL_TOKEN.sub("\n", text))
+    text = _without_tokens(text)
+    for beginning in _beginnings(text, stop_markers):
+        if answer := _marked_answer(beginning):
+            return answer
+    return last_answer(text[-tail_characters:]) or _whole_answer(text)
+
+
+def find_choice(text: str, stop_markers: tuple[str, ...]) -> str | None:
+    """Return the letter of a choice, as in "(B) Paris", that is marked or all of a completion."""
+    text = _without_tokens(text)
+    for beginning in _beginnings(text, stop_markers):
+        if (line := _marked_line(beginning)) is not None:
+            return choice_in(line)
+    return choice_in(text.strip())
+
+
+def _without_tokens(text: str) -> str:
+    return _FONT_TAG.sub("", _SPECIAL_TOKEN.sub("\n", text)) if "<" in text else text
+
+
+def _beginnings(text: str, stop_markers: tuple[str, ...]) -> Iterator[str]:
+    """Yield what stands before each of the first stop markers, then the whole text."""
     if any(marker in text for marker in stop_markers):
         for stop in islice(_stop_pattern(stop_markers).finditer(text), MAX_STOPS):
-            if answer := _marked_answer(text[: stop.end()]):
-                return answer
-    return _marked_answer(text) or last_answer(text[-tail_characters:]) or _whole_answer(text)
+            yield text[: stop.end()]
+    yield text
 
 
 def _whole_answer(text: str) -> Answer | None:
@@ -112,25 +133,47 @@ def _marked_answer(text: str) -> Answer | None:
         return _marked_answer(tagged) or _bare_answer(tagged[-MAX_ANSWER_CHARACTERS:])
     if "box" in text and (box := boxed_answer(text)):
         return box
-    for mark in sorted(_marks(text), key=re.Match.end, reverse=True)[:MAX_MARKS]:
-        content = text[mark.end() :][:MAX_ANSWER_CHARACTERS]
+    for mark in _last_marks(text):
+        content = _at_mark(text, mark)
         if mark.re is _VERDICT:
-            start = max(0, mark.start() - MAX_ANSWER_CHARACTERS)
-            answer = answer_in_sentence(text[start : mark.start()].rpartition("\n")[2])
+            answer = answer_in_sentence(content)
         elif mark.re is _HEADING_MARK:
             answer = _under_heading_mark(content)
         else:
-            content = content.lstrip(" \t\n:*_\"'`>")
             answer = answer_in_lines(content) or answer_in_sentence(content.partition("\n")[0])
         if answer is not None and not (answer.kind == "words" and "answer" in answer.text):
             return answer
     return None
 
 
+def _marked_line(text: str) -> str | None:
+    """Return the line that is marked as the answer; empty for a formula in a box."""
+    if (tagged := _tagged_text(text)) is not None:
+        return tagged
+    if "box" in text and boxed_answer(text):
+        return ""
+    marks = _last_marks(text)
+    return _at_mark(text, marks[0]).partition("\n")[0] if marks else None
+
+
 def _bare_answer(text: str) -> Answer | None:
     if "\n" not in text:
         return answer_in_sentence(text)
     return answer_in_lines(text) or last_answer(text)
+
+
+def _last_marks(text: str) -> list[re.Match[str]]:
+    """Return the last marks of an answer, the very last first."""
+    return sorted(_marks(text), key=re.Match.end, reverse=True)[:MAX_MARKS]
+
+
+def _at_mark(text: str, mark: re.Match[str]) -> str:
+    """Return what a mark marks: the line before a verdict, else the text behind the mark."""
+    if mark.re is _VERDICT:
+        start = max(0, mark.start() - MAX_ANSWER_CHARACTERS)
+        return text[start : mark.start()].rpartition("\n")[2]
+    content = text[mark.end() :][:MAX_ANSWER_CHARACTERS]
+    return content if mark.re is _HEADING_MARK else content.lstrip(" \t\n:*_\"'`>")
 
 
 def _marks(text: str) -> list[re.Match[str]]:

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from lit_grpo.rewards.math_answers.answers import Answer
+from lit_grpo.rewards.math_answers.choices import is_choice
 from lit_grpo.rewards.math_answers.equality import are_equal, formulas_of
 from lit_grpo.rewards.math_answers.extraction import (
     NULL_GOLDS,
     STOP_MARKERS,
     find_answer,
+    find_choice,
     gold_texts,
     read_golds,
 )
@@ -45,6 +47,9 @@ class MathReward(Reward):
 
     Only the answer after the policy's reasoning is read, unless ``reasoning`` is ``keep``: a
     completion that is cut off in its reasoning has none.
+
+    If the gold answer is the letter of a choice, A to J, an answer may name it in brackets, with
+    what it stands for or after a word: "(B)", "B) Paris", "option B".
 
     A gold answer that is a list of texts or numbers lists right answers, of which one is enough.
 
@@ -107,6 +112,9 @@ class MathReward(Reward):
             raise ValueError(f"gold answer {prompt.answer!r} of prompt {prompt.id} is not readable")
         if _bare(completion.text) in _bare_golds(prompt.answer or ""):
             return self.correct  # also a name that would be read as a formula, such as UK or H2O
+        choices = _choices(prompt.answer or "")
+        if choices and find_choice(completion.text, self.stop_markers) in choices:
+            return self.correct
         answer = find_answer(completion.text, self.stop_markers, self.tail_characters)
         is_right = answer is not None and await self._is_one_of(
             cast(Sequence[Answer], golds), answer
@@ -181,6 +189,13 @@ class MathReward(Reward):
 @lru_cache(maxsize=100_000)
 def _bare_golds(text: str) -> frozenset[str]:
     return frozenset(map(_bare, gold_texts(text)))
+
+
+@lru_cache(maxsize=100_000)
+def _choices(text: str) -> frozenset[str]:
+    """Return the letters of the gold answers that are choices, such as "(B)"."""
+    golds = [gold.text for gold in _read_golds(text) if gold is not None]
+    return frozenset(gold.strip("()[]. ") for gold in golds if is_choice(gold))
 
 
 def _bare(text: str) -> str:

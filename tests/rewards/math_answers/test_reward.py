@@ -44,6 +44,13 @@ RIGHT = [
     ("A", "So the correct option is A"),
     ("A", "The answer is A because B is too large."),
     ("A", "The answer is a."),
+    ("A", "A) Paris"),
+    ("(B)", "The answer is (B) Paris."),
+    ("B", "**Option B** is the correct answer."),
+    ("B", "<answer>B. Paris</answer>"),
+    ("The answer is B.", "So it is this one.\nAnswer: B - Paris\nA and C are in France."),
+    ('["B", "C"]', "The answer is option C."),
+    ("B", "The answer is B) 2.\n\nQuestion: What is 1 + 1?\nAnswer: C) 2"),
     ("4", "The answer is a number, namely 4"),
     ("12", "The answer is an even number: 12"),
     # Right answers that math-verify alone finds wrong.
@@ -93,6 +100,13 @@ RIGHT = [
 ]
 
 WRONG = [
+    # Another choice, or more than one.
+    ("A", "The answer is B) Paris."),
+    ("A", "A) Paris or B) London"),
+    ("A", "A) Paris\nB) London"),
+    ("A", r"A) is wrong. \boxed{B}"),
+    ("A", "The answer is B) 2.\n\nQuestion: What is 1 + 1?\nAnswer: A) 2"),
+    ("Paris", "B) London"),
     # All of a list in place of one of it, and what is no list of answers.
     ('["1", "2"]', r"\boxed{1, 2}"),
     ('["1", "2"]', r"\boxed{3}"),
