@@ -11,8 +11,8 @@ from lit_grpo.runs.checkpoints.schedule import Checkpoints
 from lit_grpo.runs.health.monitor import HealthMonitor
 from lit_grpo.runs.health.rules import Rule
 from lit_grpo.runs.health.zero_reward import ZeroRewardBreaker
-from lit_grpo.runs.leaving.watchdog import StallWatchdog
 from lit_grpo.runs.progress.progress_bar import RolloutProgressBar
+from lit_grpo.runs.shutdown.watchdog import StallWatchdog
 from lit_grpo.runs.wandb_teardown import WandbTeardown
 
 __all__ = [

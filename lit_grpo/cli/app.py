@@ -37,7 +37,7 @@ from lit_grpo.rollout import EngineFailed
 from lit_grpo.runs.files.events import has_begun
 from lit_grpo.runs.files.log import log_to_terminal
 from lit_grpo.runs.launcher import ends_with_rank_0
-from lit_grpo.runs.logged_run import logged_run, silence_chatter
+from lit_grpo.runs.run_log import logged_run, silence_chatter
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.stopping import ExitCode, exit_code_of_error, get_stop_reason, has_taken_last_step

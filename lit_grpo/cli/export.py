@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lit_grpo.cli.output_paths import check_writable
 from lit_grpo.cli.parsing.configs import read_config
 from lit_grpo.cli.parsing.parser import Parser
-from lit_grpo.cli.places import check_place
 from lit_grpo.policy import Policy
 from lit_grpo.runs.export import load_alone, refuse_files, write_model
-from lit_grpo.runs.logged_run import silence_chatter
+from lit_grpo.runs.run_log import silence_chatter
 from lit_grpo.types import UserError
 
 
@@ -37,7 +37,7 @@ def refuse_unfit(directory: Path) -> None:
     """Raise UserError if the directory is a file, has files, or cannot be made."""
     refuse_files(directory, "--export")
     is_there = directory.exists()  # and will be replaced
-    check_place("--export", directory, directory.absolute().parent if is_there else directory)
+    check_writable("--export", directory, directory.absolute().parent if is_there else directory)
 
 
 def _read_policy(run_dir: Path, checkpoint: Path) -> Policy:

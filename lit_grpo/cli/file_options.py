@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from lit_grpo.cli.commands import ARGUMENTS, EXAMPLES
 from lit_grpo.cli.options import OPTIONS
-from lit_grpo.cli.places import at_home
+from lit_grpo.cli.output_paths import at_home
 from lit_grpo.types import UserError
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from lit_grpo.diagnostics.counts import StepCounts
+from lit_grpo.diagnostics.step_counts import StepCounts
 
 MIN_STEPS = 10
 """Steps before a value counts as usual."""

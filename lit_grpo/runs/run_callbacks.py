@@ -23,10 +23,10 @@ from lit_grpo.runs.files.metrics import MetricsFile
 from lit_grpo.runs.final_model import FinalModel
 from lit_grpo.runs.health.monitor import HealthMonitor
 from lit_grpo.runs.health.zero_reward import ZeroRewardBreaker
-from lit_grpo.runs.leaving.signals import StopOnSignal
-from lit_grpo.runs.leaving.time_limit import LeaveInTime
-from lit_grpo.runs.leaving.watchdog import StallWatchdog
 from lit_grpo.runs.progress.progress_bar import RolloutProgressBar
+from lit_grpo.runs.shutdown.signals import StopOnSignal
+from lit_grpo.runs.shutdown.time_limit import LeaveInTime
+from lit_grpo.runs.shutdown.watchdog import StallWatchdog
 from lit_grpo.runs.wandb_teardown import WandbTeardown, write_into_run
 from lit_grpo.types import setting_error
 

@@ -20,15 +20,15 @@ from lit_grpo.runs.checkpoints.resume import (
     refuse_unfit,
     refuse_used,
 )
-from lit_grpo.runs.leaving.going_on import RESUME_CALL
-from lit_grpo.runs.logged_run import logged_run, silence_chatter
-from lit_grpo.runs.one_run import keep_apart, mark_as_trained, refuse_trained
+from lit_grpo.runs.reuse import keep_apart, mark_as_trained, refuse_trained
 from lit_grpo.runs.run_callbacks import (
     as_list,
     has_lightnings_checkpoints,
     run_callbacks,
     run_loggers,
 )
+from lit_grpo.runs.run_log import logged_run, silence_chatter
+from lit_grpo.runs.shutdown.resume_hint import RESUME_CALL
 from lit_grpo.runs.trainer_settings import (
     TRAINER_DEFAULTS,
     check_plugins,

@@ -40,7 +40,7 @@ def lit_grpo(timer: StepTimer, task: LitTask) -> None:
     from lit_grpo.cli.app import execute, import_plugins
     from lit_grpo.cli.command_line import CommandLine
     from lit_grpo.cli.parsing.configs import read_invocation
-    from lit_grpo.runs.logged_run import silence_chatter
+    from lit_grpo.runs.run_log import silence_chatter
 
     class TimeSteps(Callback):
         def on_train_batch_start(self, *_: Any) -> None:

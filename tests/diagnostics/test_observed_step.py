@@ -3,8 +3,8 @@
 import pytest
 from toy_rollouts import rollouts
 
-from lit_grpo.diagnostics.counts import count_step
 from lit_grpo.diagnostics.observed_step import ObservedStep, usual_value
+from lit_grpo.diagnostics.step_counts import count_step
 
 COUNTS = count_step(rollouts([[0.0, 1.0]]))
 

@@ -59,7 +59,7 @@ def test_the_debug_config_runs_every_part_without_a_network(tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_says_why_it_ended_and_how_to_go_on_and_that_command_does(tmp_path, importer):
+def test_ctrl_c_says_why_it_ended_and_how_to_resume_and_that_command_does(tmp_path, importer):
     """The config names no callback that writes a checkpoint."""
     words = ["fit", "--config", "debug", "--trainer.max_steps", "8"]
     words += ["--trainer.callbacks=[{class_path: holds.HoldRun, init_args: {step: 2}}]"]

@@ -37,11 +37,11 @@ ENDING = script.Ending(exit_code=3, kept=KEPT, output=OUTPUT)
 
 BY_COMMAND = ("wrong credentials of the judge", "SIGTERM")
 COVERED = {
-    "a reward that never returns": "runs/leaving/test_watchdog.py: "
+    "a reward that never returns": "runs/shutdown/test_watchdog.py: "
     "test_a_reward_that_deadlocks_ends_the_run_with_its_own_code_and_a_checkpoint",
-    "an oversized first step": "runs/leaving/test_watchdog.py: "
+    "an oversized first step": "runs/shutdown/test_watchdog.py: "
     "test_a_slow_first_step_that_advances_is_not_stopped",
-    "the time is up": "runs/leaving/test_time_limit.py: "
+    "the time is up": "runs/shutdown/test_time_limit.py: "
     "test_max_time_ends_a_run_with_its_reason_and_does_not_queue_it_again",
     "the disk is full while saving": "end_to_end/test_first_hour.py: "
     "test_a_full_disk_is_one_line_and_the_run_goes_on_elsewhere",

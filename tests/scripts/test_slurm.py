@@ -17,7 +17,7 @@ from cli_base import BASE
 from paths import ROOT
 
 from lit_grpo.__main__ import main
-from lit_grpo.runs.leaving.signals import SIGNALS
+from lit_grpo.runs.shutdown.signals import SIGNALS
 
 SCRIPTS = sorted((ROOT / "scripts" / "slurm").iterdir())
 JOBS = [path for path in SCRIPTS if path.suffix == ".sbatch"]

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 from lit_grpo.__main__ import main
+from lit_grpo.cli.built_run import BuiltRun
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.parsing.configs import read_invocation
-from lit_grpo.cli.subject import Subject
 
 FIX = re.compile(
     r"(^|[.:;?] )(Add|Check|Correct|Define|Export|Fill|Fix|Free|Give|Improve|Install|Lower|Map|"
@@ -69,7 +69,7 @@ def judged(server_url: str, **settings) -> str:
     return rewarded("JudgeReward", judge=judge)
 
 
-def read_subject(*arguments: str, command: str = "doctor", config: str = "base.yaml") -> Subject:
+def read_run(*arguments: str, command: str = "doctor", config: str = "base.yaml") -> BuiltRun:
     """Return the run that a command would check."""
     invocation = read_invocation([f"--config={config}", *arguments])
-    return Subject(CommandLine(command, invocation, "run"))
+    return BuiltRun(CommandLine(command, invocation, "run"))

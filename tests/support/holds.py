@@ -12,7 +12,7 @@ from small_runs import ShareOfLowBytes
 
 from lit_grpo.distributed.ranks import get_rank
 from lit_grpo.rollout import engine
-from lit_grpo.runs.leaving import watchdog
+from lit_grpo.runs.shutdown import watchdog
 
 
 class HoldRun(L.Callback):

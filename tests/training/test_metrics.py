@@ -4,7 +4,7 @@ from small_runs import fit, make_module
 from tiny import completion, prompt, rollouts, train_batch
 
 from lit_grpo.callbacks import HealthMonitor
-from lit_grpo.diagnostics.step import truncated_fraction
+from lit_grpo.diagnostics.step_findings import truncated_fraction
 from lit_grpo.objective.advantages import has_signal
 from lit_grpo.objective.loss import TokenLosses
 from lit_grpo.rewards import Reward

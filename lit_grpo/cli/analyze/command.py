@@ -12,7 +12,7 @@ from rich.console import Console
 from lit_grpo.cli.analyze.measures import Lengths, Measures, as_dict, measure
 from lit_grpo.cli.analyze.scored_rows import Measure, ScoredRows, read_scored_rows
 from lit_grpo.cli.file_options import parse_run_and_keys
-from lit_grpo.cli.places import check_place
+from lit_grpo.cli.output_paths import check_writable
 from lit_grpo.cli.prepare.tables import copies_in_words
 from lit_grpo.judge.client import CHARACTERS_PER_TOKEN
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
@@ -99,7 +99,7 @@ def _check_picture(path: str | None) -> None:
             f"picture must be in a directory that exists, got {path}. Make it, or set --picture."
         )
     if path is not None:
-        check_place("--picture", path, Path(path).parent)
+        check_writable("--picture", path, Path(path).parent)
 
 
 def _length(tokenizer: str | None) -> Measure:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from lit_grpo.cli.built_run import BuiltRun
 from lit_grpo.cli.doctor.findings import Finding, ok, remark
 from lit_grpo.cli.estimate.step import StepSizes, make_step
-from lit_grpo.cli.subject import Subject
 from lit_grpo.data import PromptLoader, TrainingLoader
 from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.stopping import has_last_step, limit_of_zero
@@ -23,31 +23,31 @@ from lit_grpo.training.checks.unused_settings import settings_without_effect
 from lit_grpo.types import UserError
 
 
-def check_batch(subject: Subject) -> Iterator[Finding]:
+def check_batch(run: BuiltRun) -> Iterator[Finding]:
     """Say in words what a step consists of, and how many there are."""
-    refuse_unsupported(subject.trainer)
-    compiles = subject.module.policy.compile_forward
-    refuse_compiled(compiles=compiles, is_zero_3=is_zero_3(subject.trainer.strategy))
-    refuse_automatic(subject.trainer, subject.module)
-    step = make_step(subject)
-    if subject.grpo:
-        grpo = subject.grpo
+    refuse_unsupported(run.trainer)
+    compiles = run.module.policy.compile_forward
+    refuse_compiled(compiles=compiles, is_zero_3=is_zero_3(run.trainer.strategy))
+    refuse_automatic(run.trainer, run.module)
+    step = make_step(run)
+    if run.grpo:
+        grpo = run.grpo
         for message in settings_without_effect(grpo.objective, grpo.advantage, grpo.update):
             yield remark(message)
-    yield ok(_sizes(step, subject))
-    if subject.grpo:
-        yield from _updates(step, subject.grpo.update)
-    yield from _length(subject)
-    warn_of_warm_up(subject.trainer, subject.module.warmup_steps)
+    yield ok(_sizes(step, run))
+    if run.grpo:
+        yield from _updates(step, run.grpo.update)
+    yield from _length(run)
+    warn_of_warm_up(run.trainer, run.module.warmup_steps)
     with suppress(UserError):  # which the checks of memory and disk report
-        warn_of_high_rate(subject.module.build_optimizer([nn.Parameter(torch.zeros(1))]))
+        warn_of_high_rate(run.module.build_optimizer([nn.Parameter(torch.zeros(1))]))
 
 
-def _sizes(step: StepSizes, subject: Subject) -> str:
+def _sizes(step: StepSizes, run: BuiltRun) -> str:
     num_prompts = len(step.prompt_lengths)
     total = step.num_ranks * num_prompts
     each = "" if step.num_ranks == 1 else f", on {step.num_ranks} processes with {num_prompts} each"
-    if subject.grpo is None:
+    if run.grpo is None:
         rows = f"{total:,} prompts with their targets per batch{each}"
     else:
         rows = (
@@ -81,11 +81,11 @@ def _updates(step: StepSizes, update: UpdateConfig) -> Iterator[Finding]:
         )
 
 
-def _length(subject: Subject) -> Iterator[Finding]:
+def _length(run: BuiltRun) -> Iterator[Finding]:
     """Say how long an epoch and the run are."""
-    trainer, loader = subject.trainer, subject.loader.or_none()
-    name = "rollout steps" if subject.grpo else "batches"
-    num_steps = planned_steps(subject)
+    trainer, loader = run.trainer, run.loader.or_none()
+    name = "rollout steps" if run.grpo else "batches"
+    num_steps = planned_steps(run)
     words = []
     if loader is not None:
         left_out = _left_out(loader)
@@ -99,8 +99,8 @@ def _length(subject: Subject) -> Iterator[Finding]:
     if words:
         text = "; ".join(words)
         yield ok(f"{text[0].upper()}{text[1:]}.")
-    if subject.module.lr_schedule != "constant" and not has_last_step(trainer):
-        subject.module.num_optimizer_steps()  # raises what fit would
+    if run.module.lr_schedule != "constant" and not has_last_step(trainer):
+        run.module.num_optimizer_steps()  # raises what fit would
     if limit := limit_of_zero(trainer):
         yield remark(f"Nothing would be trained: trainer.{limit} is 0.")
     elif is_endless(trainer):
@@ -121,32 +121,32 @@ def _left_out(loader: TrainingLoader) -> str:
     return f", which {'leaves' if len(loader) == 1 else 'leave'} out {rest:,} ({which})"
 
 
-def planned_steps(subject: Subject) -> int | None:
+def planned_steps(run: BuiltRun) -> int | None:
     """Return the rollout steps of the run (for SFT: batches); None if it has no end."""
-    trainer, loader = subject.trainer, subject.loader.or_none()
-    by_steps = subject.module.num_batches(trainer.max_steps) if trainer.max_steps > 0 else None
+    trainer, loader = run.trainer, run.loader.or_none()
+    by_steps = run.module.num_batches(trainer.max_steps) if trainer.max_steps > 0 else None
     by_epochs: int | None = None
     if loader is not None and (trainer.max_epochs or -1) > 0:
         by_epochs = trainer.max_epochs * len(loader)
     return min((one for one in (by_steps, by_epochs) if one is not None), default=None)
 
 
-def check_callbacks(subject: Subject) -> Iterator[Finding]:
+def check_callbacks(run: BuiltRun) -> Iterator[Finding]:
     """Check the metrics that callbacks watch, and say when checkpoints are written."""
-    held_out = subject.val_prompts
-    if subject.loader.or_none() is not None:
-        check_monitors(subject.module, subject.module.evaluation, held_out)
-    yield _checkpoints(subject, has_best=bool(held_out))
+    held_out = run.val_prompts
+    if run.loader.or_none() is not None:
+        check_monitors(run.module, run.module.evaluation, held_out)
+    yield _checkpoints(run, has_best=bool(held_out))
 
 
-def _checkpoints(subject: Subject, *, has_best: bool) -> Finding:
-    callback: Any = subject.checkpoints
+def _checkpoints(run: BuiltRun, *, has_best: bool) -> Finding:
+    callback: Any = run.checkpoints
     if callback is None:
         return remark(
             "No checkpoints: a run that is stopped cannot be resumed. Set "
             "trainer.enable_checkpointing to true."
         )
-    num_steps = planned_steps(subject)
+    num_steps = planned_steps(run)
     intervals = []
     if callback.every_n_steps is not None:
         times = f" ({num_steps // callback.every_n_steps:,} in all)" if num_steps else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from lit_grpo.cli.built_run import BuiltRun
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.doctor.batch import check_batch, check_callbacks
 from lit_grpo.cli.doctor.credentials import check_credentials, check_judges
@@ -17,11 +18,10 @@ from lit_grpo.cli.doctor.hub import use_of_the_hub
 from lit_grpo.cli.doctor.machine import check_versions
 from lit_grpo.cli.doctor.model import check_model
 from lit_grpo.cli.doctor.probe import check_rollout
-from lit_grpo.cli.subject import Subject
 from lit_grpo.runs.tables import open_console
 from lit_grpo.stopping import ExitCode
 
-Check = Callable[[Subject], Iterable[Finding]]
+Check = Callable[[BuiltRun], Iterable[Finding]]
 
 SOME_FAILED = 1
 """Exit code of ``doctor`` if a check failed."""
@@ -42,28 +42,28 @@ CHECKS: dict[str, tuple[Check, ...]] = {
 
 def run_doctor(cli: CommandLine) -> int:
     """Run all checks, and return 1 if one of them failed."""
-    subject = Subject(cli)
+    run = BuiltRun(cli)
     checks = CHECKS | ({"probe": (check_rollout,)} if cli.config.probe else {})
-    with use_of_the_hub(is_offline=subject.is_offline):
-        states = _run_all(checks, subject)
+    with use_of_the_hub(is_offline=run.is_offline):
+        states = _run_all(checks, run)
     open_console().print(f"\n{summary(states)}", soft_wrap=True)
     return SOME_FAILED if _named(states, State.FAILED) else ExitCode.DONE
 
 
-def _run_all(checks: dict[str, tuple[Check, ...]], subject: Subject) -> dict[str, set[State]]:
+def _run_all(checks: dict[str, tuple[Check, ...]], run: BuiltRun) -> dict[str, set[State]]:
     """Run the checks, and print what each finds as soon as it is done."""
     console = open_console()
     states: dict[str, set[State]] = {}
     for name, parts in checks.items():
         with console.status(f"checking: {name}"):
-            found = [one for part in parts for one in _run(part, subject)]
+            found = [one for part in parts for one in _run(part, run)]
         print_findings(console, name, found)
         states[name] = {finding.state for finding in found}
     return states
 
 
-def _run(check: Check, subject: Subject) -> list[Finding]:
-    return run_check(partial(check, subject), is_offline=subject.is_offline)
+def _run(check: Check, run: BuiltRun) -> list[Finding]:
+    return run_check(partial(check, run), is_offline=run.is_offline)
 
 
 def summary(states: dict[str, set[State]]) -> str:

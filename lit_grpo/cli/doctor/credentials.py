@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 from huggingface_hub import get_token
 from lightning.pytorch.loggers import WandbLogger
 
+from lit_grpo.cli.built_run import BuiltRun, NotChecked
 from lit_grpo.cli.doctor.findings import Finding, State, finding_of, ok, refused, remark
 from lit_grpo.cli.errors import reworded
 from lit_grpo.cli.parsing.environment import log_overridden
 from lit_grpo.cli.rewards.judge_check import PASSED, address_of, verdict_on
-from lit_grpo.cli.subject import NotChecked, Subject
 from lit_grpo.judge.connection import connect
 from lit_grpo.policy.files.loading import is_hub_id
 from lit_grpo.rewards import JudgedReward, ProcessReward, Reward
@@ -28,21 +28,21 @@ WITHOUT_LOGIN = ("offline", "disabled", "dryrun")
 """Values of WANDB_MODE with which wandb contacts no server."""
 
 
-def check_credentials(subject: Subject) -> Iterator[Finding]:
+def check_credentials(run: BuiltRun) -> Iterator[Finding]:
     """Check that the variables of judges are set, and that the Hub and wandb can be accessed."""
-    log_overridden(subject.cli.overridden)
-    for judged in subject.judged:
+    log_overridden(run.cli.overridden)
+    for judged in run.judged:
         yield _connect(judged)
-    for reward in subject.started:
-        yield _start(reward, subject)
-    path = subject.module.policy.path
+    for reward in run.started:
+        yield _start(reward, run)
+    path = run.module.policy.path
     if path is not None and is_hub_id(path):
         has = "with the token of this machine" if get_token() else "without a token (HF_TOKEN)"
         yield ok(f"The Hub is asked for {path} {has}.")
-    loggers = [one for one in subject.trainer.loggers if isinstance(one, WandbLogger)]
+    loggers = [one for one in run.trainer.loggers if isinstance(one, WandbLogger)]
     if loggers:
         yield _wandb(loggers[0])
-    elif not (subject.judged or subject.started):
+    elif not (run.judged or run.started):
         yield ok("No reward asks a judge, and nothing is logged to wandb.")
 
 
@@ -54,18 +54,18 @@ def _connect(reward: JudgedReward) -> Finding:
     return ok(f"{reward.name}: {address_of(reward.judge)}")
 
 
-def _start(reward: Reward, subject: Subject) -> Finding:
+def _start(reward: Reward, run: BuiltRun) -> Finding:
     """Start a reward where the run does, which finds a variable that its ``start`` lacks."""
-    if not subject.may_start(reward):
+    if not run.may_start(reward):
         return remark(f"{reward.name}: not started (--offline).")
     try:
-        subject.start_of(reward).read()
+        run.start_of(reward).read()
     except Exception as error:  # of the user's code
-        return finding_of(error, is_offline=subject.is_offline)
+        return finding_of(error, is_offline=run.is_offline)
     where = "this process"
     if isinstance(reward, ProcessReward):
         where = "a worker process, with the environment variables of this one"
-    return ok(f"{reward.name} starts in {where}.{subject.probe_advice}")
+    return ok(f"{reward.name} starts in {where}.{run.probe_advice}")
 
 
 def _wandb(logger: Any) -> Finding:
@@ -93,17 +93,17 @@ def has_wandb_login() -> bool:
     return False
 
 
-def check_judges(subject: Subject) -> Iterator[Finding]:
+def check_judges(run: BuiltRun) -> Iterator[Finding]:
     """Ask each judge about good and bad answers, as ``lit-grpo judge-check`` does."""
-    direct = [one for one in subject.rewards if isinstance(one, JudgedReward)]
+    direct = [one for one in run.rewards if isinstance(one, JudgedReward)]
     if not direct:
         return
-    if subject.is_offline:
+    if run.is_offline:
         raise NotChecked(f"{len(direct)} judge(s) not asked (--offline).")
     for reward in direct:
         if _connect(reward).state is State.FAILED:  # `check_credentials` says why
             yield remark(f"{reward.name}: not asked, since its credentials are missing.")
             continue
-        exit_code, verdict = verdict_on(reward, lambda: subject.loader.get().some_prompts())
+        exit_code, verdict = verdict_on(reward, lambda: run.loader.get().some_prompts())
         say = ok if exit_code == PASSED else refused
         yield say(f"{reward.name}: {verdict}")

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from lit_grpo.cli.built_run import BuiltRun, NotChecked, is_ours, own_reward, suite_of
 from lit_grpo.cli.doctor.findings import Finding, ok, remark
-from lit_grpo.cli.subject import NotChecked, Subject, is_ours, own_reward, suite_of
 from lit_grpo.data import PromptDataModule
 from lit_grpo.rewards import FunctionReward, JudgedReward, Reward
 from lit_grpo.training import Evaluation
@@ -17,19 +17,19 @@ from lit_grpo.training.checks.compatibility import check_prompts_fit
 from lit_grpo.types import Prompt
 
 
-def check_rows(subject: Subject) -> Iterator[Finding]:
+def check_rows(run: BuiltRun) -> Iterator[Finding]:
     """Read and tokenize all rows; a null or an empty prompt, or a missing gold, is an error."""
-    data = subject.cli.datamodule
-    if subject.tokenizer.or_none() is None and isinstance(data, PromptDataModule):
+    data = run.cli.datamodule
+    if run.tokenizer.or_none() is None and isinstance(data, PromptDataModule):
         rows = data.rows("train")  # a wrong path shows all the same
         raise NotChecked(
             f"{len(rows):,} rows can be read. Their prompts and gold answers were not checked, "
             "since the tokenizer could not be read."
         )
-    loader, held_out = subject.loader.read(), subject.val_prompts
-    subject.module.check_loader(loader)
+    loader, held_out = run.loader.read(), run.val_prompts
+    run.module.check_loader(loader)
     yield ok(f"{loader.num_prompts:,} training prompts, {len(held_out):,} held-out prompts.")
-    lengths = np.array(subject.prompt_lengths)
+    lengths = np.array(run.prompt_lengths)
     limit = getattr(getattr(data, "prompt_format", None), "max_prompt_tokens", None)
     allowed = "" if limit is None else f" (data.max_prompt_tokens: {limit:,})"
     yield ok(
@@ -38,7 +38,7 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
     )
     if held_out and (leaked := getattr(data, "leaked", "")):
         yield remark(leaked)
-    yield from _suspicious(subject.prompts, subject.grpo.rewards.rewards if subject.grpo else ())
+    yield from _suspicious(run.prompts, run.grpo.rewards.rewards if run.grpo else ())
 
 
 def _suspicious(train: Sequence[Prompt], rewards: Sequence[Reward]) -> Iterator[Finding]:
@@ -75,32 +75,32 @@ def _is_blank(prompt: Prompt) -> bool:
     return not (prompt.messages[-1]["content"] if prompt.messages else prompt.text).strip()
 
 
-def check_lengths(subject: Subject) -> Iterator[Finding]:
+def check_lengths(run: BuiltRun) -> Iterator[Finding]:
     """Check that the model and the teacher have positions for prompts and completions."""
-    prompts = subject.prompts  # if there are none, `check_rows` has said why
-    subject.outline.get()
-    positions, completion_tokens = subject.positions, subject.completion_tokens
+    prompts = run.prompts  # if there are none, `check_rows` has said why
+    run.outline.get()
+    positions, completion_tokens = run.positions, run.completion_tokens
     if not prompts or positions is None or completion_tokens >= positions:
         return
-    if subject.grpo:
-        check_prompts_fit(positions, subject.module.sampling, prompts)
-    longest = subject.prompt_lengths[0] + completion_tokens
+    if run.grpo:
+        check_prompts_fit(positions, run.module.sampling, prompts)
+    longest = run.prompt_lengths[0] + completion_tokens
     yield ok(f"Prompt and completion together have at most {longest:,} of {positions:,} tokens.")
 
 
-def check_scoring(subject: Subject) -> Iterator[Finding]:
+def check_scoring(run: BuiltRun) -> Iterator[Finding]:
     """Let the rewards check the data as at the start of training."""
-    prompts, held_out = subject.prompts, subject.val_prompts
+    prompts, held_out = run.prompts, run.val_prompts
     if not prompts:
         return
-    trained = subject.grpo.rewards.rewards if subject.grpo else ()
-    checked = [one for one in trained if _check_prompts(subject, one, prompts)]
-    yield from _scored(trained, checked, "training", subject.probe_advice)
+    trained = run.grpo.rewards.rewards if run.grpo else ()
+    checked = [one for one in trained if _check_prompts(run, one, prompts)]
+    yield from _scored(trained, checked, "training", run.probe_advice)
     if held_out:
-        evaluation = subject.module.evaluation
+        evaluation = run.module.evaluation
         rewards = evaluation.suite.rewards
-        checked = [one for one in rewards if _check_prompts(subject, one, held_out, evaluation)]
-        yield from _scored(rewards, checked, "held-out", subject.probe_advice)
+        checked = [one for one in rewards if _check_prompts(run, one, held_out, evaluation)]
+        yield from _scored(rewards, checked, "held-out", run.probe_advice)
 
 
 def _scored(
@@ -143,7 +143,7 @@ def _has_check(reward: Reward) -> bool:
 
 
 def _check_prompts(
-    subject: Subject,
+    run: BuiltRun,
     reward: Reward,
     prompts: Sequence[Prompt],
     evaluation: Evaluation | None = None,
@@ -163,12 +163,12 @@ def _check_prompts(
         if inspect.isawaitable(checked):
             asyncio.run(_wait(checked))
         return True
-    if not subject.may_start(reward):
+    if not run.may_start(reward):
         return False
-    if reward in subject.started and not subject.start_of(reward).or_none():
+    if reward in run.started and not run.start_of(reward).or_none():
         return False  # `check_credentials` says why
     suite = evaluation.suite if evaluation else suite_of(reward)
-    with subject.running(suite):
+    with run.running(suite):
         (evaluation or suite).check(prompts)
     return True
 

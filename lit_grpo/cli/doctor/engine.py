@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lit_grpo.cli.built_run import BuiltRun, NotChecked
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, remark
 from lit_grpo.cli.doctor.machine import package_of
-from lit_grpo.cli.subject import NotChecked, Subject
 from lit_grpo.concurrency import EventLoopThread
 from lit_grpo.rollout import HFEngine, Launch, VLLMEngine, VLLMServerEngine, VLLMTeacher
 from lit_grpo.rollout.server.api_key import choose_key
@@ -35,35 +35,35 @@ ASK_VERSION = (
 )
 
 
-def check_engine(subject: Subject) -> Iterator[Finding]:
+def check_engine(run: BuiltRun) -> Iterator[Finding]:
     """Check the engine with the settings of this run."""
-    engine: Any = subject.module.engine
-    engine.check_processes(subject.trainer.world_size, subject.trainer.num_nodes)
+    engine: Any = run.module.engine
+    engine.check_processes(run.trainer.world_size, run.trainer.num_nodes)
     if isinstance(engine, HFEngine):
         yield ok(
             f"HFEngine samples with the policy itself, up to {engine.max_concurrent} completions "
             "at a time."
         )
     elif isinstance(engine, VLLMEngine):
-        yield from _in_process(engine, subject)
+        yield from _in_process(engine, run)
     elif isinstance(engine, ServedEngine):
-        engine.api.check_sampling(subject.module.sampling)
+        engine.api.check_sampling(run.module.sampling)
         if engine.launch is None:
-            yield from _running(engine, subject)
+            yield from _running(engine, run)
         else:
-            yield from _launched(engine, engine.launch, subject)
+            yield from _launched(engine, engine.launch, run)
         if isinstance(engine.api, VLLMAPI):
             yield ok(FITTING.format(mode=engine.api.logprobs_mode))
     else:
         yield ok(f"{type(engine).__name__} is not one of the engines that can be checked.")
 
 
-def check_teacher(subject: Subject) -> Iterator[Finding]:
+def check_teacher(run: BuiltRun) -> Iterator[Finding]:
     """Check the servers of a teacher."""
-    teacher: Any = subject.grpo.teacher if subject.grpo else None
+    teacher: Any = run.grpo.teacher if run.grpo else None
     if not isinstance(teacher, VLLMTeacher):
         return
-    if subject.is_offline:
+    if run.is_offline:
         raise NotChecked(f"{', '.join(teacher.urls)} not asked (--offline).")
     key = choose_key(teacher.api_key_variable, is_launched=False, key="model.teacher")
     for url in teacher.urls:
@@ -77,9 +77,9 @@ def check_teacher(subject: Subject) -> Iterator[Finding]:
             yield ok(f"The teacher's server {url} answers: {_describe(reply)}.")
 
 
-def _in_process(engine: VLLMEngine, subject: Subject) -> Iterator[Finding]:
-    check_sampling(subject.module.sampling, engine.logprobs_mode)
-    _check_rank(engine, subject)
+def _in_process(engine: VLLMEngine, run: BuiltRun) -> Iterator[Finding]:
+    check_sampling(run.module.sampling, engine.logprobs_mode)
+    _check_rank(engine, run)
     version = _version_in(sys.executable, "vllm")
     if not version:
         yield failed(
@@ -89,25 +89,25 @@ def _in_process(engine: VLLMEngine, subject: Subject) -> Iterator[Finding]:
     else:
         yield ok(f"vLLM {version} in the trainer's process.")
     yield ok(FITTING.format(mode=engine.logprobs_mode))
-    yield from _length(engine.max_model_len, f"{KEY}.max_model_len", subject)
+    yield from _length(engine.max_model_len, f"{KEY}.max_model_len", run)
 
 
-def _check_rank(engine: VLLMEngine | ServedEngine, subject: Subject) -> None:
+def _check_rank(engine: VLLMEngine | ServedEngine, run: BuiltRun) -> None:
     """Check that vLLM takes an adapter of this rank, if one is sent.
 
     Raises:
         UserError: it does not.
     """
-    lora = subject.module.policy.lora
-    outline = subject.outline.or_none()
+    lora = run.module.policy.lora
+    outline = run.outline.or_none()
     if lora is not None and outline is not None and sends_adapter(outline, engine.weight_sync):
         max_adapter_rank(lora.rank)
 
 
-def _launched(engine: ServedEngine, launch: Launch, subject: Subject) -> Iterator[Finding]:
+def _launched(engine: ServedEngine, launch: Launch, run: BuiltRun) -> Iterator[Finding]:
     """Check what a server is started with."""
     if package_of(engine) == "vllm":
-        _check_rank(engine, subject)
+        _check_rank(engine, run)
     program = launch.program[0] if launch.program else launch.python or sys.executable
     if shutil.which(program) is None:
         setting = "program" if launch.program else "python"
@@ -121,7 +121,7 @@ def _launched(engine: ServedEngine, launch: Launch, subject: Subject) -> Iterato
     else:
         yield _installed(engine, program, launch)
     choose_ports(launch)
-    yield from _length(launch.max_model_len, f"{KEY}.launch.max_model_len", subject)
+    yield from _length(launch.max_model_len, f"{KEY}.launch.max_model_len", run)
 
 
 def _installed(engine: ServedEngine, python: str, launch: Launch) -> Finding:
@@ -147,9 +147,9 @@ def _version_in(python: str, package: str) -> str:
     return ""
 
 
-def _running(engine: ServedEngine, subject: Subject) -> Iterator[Finding]:
+def _running(engine: ServedEngine, run: BuiltRun) -> Iterator[Finding]:
     """Ask servers that run already."""
-    if subject.is_offline:
+    if run.is_offline:
         raise NotChecked(f"{', '.join(engine.urls)} not asked (--offline).")
     key = choose_key(engine.api_key_variable, is_launched=False)
     for url in engine.urls:
@@ -171,7 +171,7 @@ def _running(engine: ServedEngine, subject: Subject) -> Iterator[Finding]:
         if isinstance(engine.api, VLLMAPI):
             yield _reported(url, reply["mode"], engine.api.logprobs_mode)
         for model in reply["models"]:
-            yield from _length(model.get("max_model_len"), f"--max-model-len of {url}", subject)
+            yield from _length(model.get("max_model_len"), f"--max-model-len of {url}", run)
 
 
 def _reported(url: str, mode: str, expected: str) -> Finding:
@@ -190,10 +190,10 @@ def _reported(url: str, mode: str, expected: str) -> Finding:
     return ok(f"{url} reports {mode}, as its sampled tokens show.")
 
 
-def _length(limit: int | None, setting: str, subject: Subject) -> Iterator[Finding]:
+def _length(limit: int | None, setting: str, run: BuiltRun) -> Iterator[Finding]:
     """Yield a failure if an engine takes fewer tokens than a prompt and a completion have."""
-    longest = subject.prompt_lengths[0] + subject.module.sampling.max_tokens
-    if limit is not None and subject.prompts and longest > limit:
+    longest = run.prompt_lengths[0] + run.module.sampling.max_tokens
+    if limit is not None and run.prompts and longest > limit:
         yield failed(
             f"the engine takes {limit:,} tokens of prompt and completion together, but the longest "
             f"have {longest:,}.",

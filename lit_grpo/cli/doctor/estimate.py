@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import torch
 
+from lit_grpo.cli.built_run import BuiltRun
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, remark
 from lit_grpo.cli.doctor.machine import Memory, trainer_memory
 from lit_grpo.cli.estimate.config import setup_of
@@ -20,22 +21,21 @@ from lit_grpo.cli.estimate.memory import (
     gib,
     when_in_words,
 )
-from lit_grpo.cli.subject import Subject
 
 CLOSE = 0.85
 """Share of the available memory above which an estimate may be too low."""
 
 
-def estimate(subject: Subject, memory: Memory) -> MemoryEstimate:
+def estimate(run: BuiltRun, memory: Memory) -> MemoryEstimate:
     """Return the memory that a process of the run needs.
 
     Raises:
         NotChecked: the model cannot be read.
     """
-    trainer: Any = subject.trainer
+    trainer: Any = run.trainer
     device: torch.device = trainer.strategy.root_device
     setup = setup_of(
-        subject,
+        run,
         Cluster(
             device=_device(memory),
             per_node=max(1, trainer.world_size // trainer.num_nodes),
@@ -60,12 +60,12 @@ def _device(memory: Memory) -> Device:
     )
 
 
-def check_memory(subject: Subject) -> Iterator[Finding]:
+def check_memory(run: BuiltRun) -> Iterator[Finding]:
     """Compare the estimate with what the machine has."""
-    device: torch.device = subject.trainer.strategy.root_device
+    device: torch.device = run.trainer.strategy.root_device
     memory = trainer_memory(device)
-    found = estimate(subject, memory)
-    num_processes = 1 if memory.is_gpu else subject.trainer.num_devices
+    found = estimate(run, memory)
+    num_processes = 1 if memory.is_gpu else run.trainer.num_devices
     needed = num_processes * found.peak
     moment = found.moments[0]
     during = "" if moment == ALWAYS else f", {moment}"

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lit_grpo.cli.built_run import NotChecked
 from lit_grpo.cli.errors import one_line, place
-from lit_grpo.cli.subject import NotChecked
 from lit_grpo.rewards.scoring.scoring import RewardFailed
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.types import Diverged, UserCodeFailed, UserError

@@ -13,8 +13,8 @@ import psutil
 import torch
 from packaging.requirements import Requirement
 
+from lit_grpo.cli.built_run import BuiltRun
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, remark
-from lit_grpo.cli.subject import Subject
 from lit_grpo.rollout import SGLangEngine, VLLMEngine, VLLMServerEngine
 from lit_grpo.rollout.server.engine import ServedEngine
 
@@ -54,10 +54,10 @@ def _container_limit() -> list[int]:
         return []
 
 
-def check_versions(subject: Subject) -> Iterator[Finding]:
+def check_versions(run: BuiltRun) -> Iterator[Finding]:
     """List the versions that matter, and those that this package does not work with."""
     found = {"lit-grpo": metadata.version("lit-grpo"), "python": platform.python_version()}
-    found |= {name: metadata.version(name) for name in (*SHOWN, *_engine_packages(subject))
+    found |= {name: metadata.version(name) for name in (*SHOWN, *_engine_packages(run))
               if _is_installed(name)}  # fmt: skip
     listed = ", ".join(f"{name} {version}" for name, version in found.items())
     cuda = torch.version.cuda
@@ -67,11 +67,11 @@ def check_versions(subject: Subject) -> Iterator[Finding]:
             f"{requirement.name} must be {requirement.specifier}, got {version}.",
             f"Install it with: pip install '{requirement}'",
         )
-    yield from _devices(subject)
+    yield from _devices(run)
 
 
-def _devices(subject: Subject) -> Iterator[Finding]:
-    device = subject.trainer.strategy.root_device
+def _devices(run: BuiltRun) -> Iterator[Finding]:
+    device = run.trainer.strategy.root_device
     if device.type == "cuda":
         names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
         yield ok(f"GPUs: {', '.join(names)}.")
@@ -86,9 +86,9 @@ def _devices(subject: Subject) -> Iterator[Finding]:
         yield ok(f"The run uses the {device.type.upper()}; {threads}.")
 
 
-def _engine_packages(subject: Subject) -> list[str]:
+def _engine_packages(run: BuiltRun) -> list[str]:
     """Return the package of an engine in this environment."""
-    engine = subject.module.engine
+    engine = run.module.engine
     return [package_of(engine)] if isinstance(engine, VLLMEngine | ServedEngine) else []
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from lit_grpo.cli.built_run import BuiltRun
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, refused
 from lit_grpo.cli.estimate.model_sizes import trained
-from lit_grpo.cli.subject import Subject
 from lit_grpo.policy.files.weight_files import check_weight_files
 from lit_grpo.policy.lora import is_adapter
 from lit_grpo.runs.tables import with_unit
@@ -17,15 +17,15 @@ from lit_grpo.types import UserError
 WEIGHT_FILES = ("*.safetensors", "*.bin")
 
 
-def check_model(subject: Subject) -> Iterator[Finding]:
+def check_model(run: BuiltRun) -> Iterator[Finding]:
     """Read the tokenizer and the config of the model, and build it without weights."""
-    policy = subject.module.policy
-    subject.tokenizer.read()
-    outline = subject.outline.read()
+    policy = run.module.policy
+    run.tokenizer.read()
+    outline = run.outline.read()
     total = sum(one.numel() for one in outline.parameters())
     num_trained = sum(one.numel() for one in trained(outline))
     share = "all of them trained" if num_trained == total else f"{with_unit(num_trained)} trained"
-    positions = "no limit of" if subject.positions is None else f"{subject.positions:,}"
+    positions = "no limit of" if run.positions is None else f"{run.positions:,}"
     source = policy.path or "random weights"
     yield ok(
         f"{source}: {with_unit(total)} parameters in {policy.dtype}, {share}; "
@@ -33,7 +33,7 @@ def check_model(subject: Subject) -> Iterator[Finding]:
     )
     if policy.path is not None:
         yield from _weight_files(policy.path)
-    check_completions_fit(subject.positions, subject.module.sampling)
+    check_completions_fit(run.positions, run.module.sampling)
 
 
 def _weight_files(path: str) -> Iterator[Finding]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isnan
 
+from lit_grpo.cli.built_run import BuiltRun, NotChecked
 from lit_grpo.cli.doctor.batch import planned_steps
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, refused, remark
 from lit_grpo.cli.rewards.commands import load_policy
 from lit_grpo.cli.rewards.failures import failed_everywhere
 from lit_grpo.cli.rewards.prompts import trial_prompts
 from lit_grpo.cli.rewards.trial import Trial, projected_seconds, run_trial, why_not_trained
-from lit_grpo.cli.subject import NotChecked, Subject
-from lit_grpo.diagnostics.step import (
+from lit_grpo.diagnostics.step_findings import (
     LIKELY_FRACTION,
     empty_fraction,
     find_failure,
@@ -29,30 +29,30 @@ NUM_PROMPTS = 4
 NUM_SHOWN = 2
 
 
-def check_rollout(subject: Subject) -> Iterator[Finding]:
+def check_rollout(run: BuiltRun) -> Iterator[Finding]:
     """Sample and score the first prompts of the training data, of each source of a mixture."""
-    module = subject.grpo
+    module = run.grpo
     if module is None:
         yield ok("A warm-up samples nothing: there is nothing to probe.")
         return
     urls = getattr(module.engine, "urls", None)
-    if subject.is_offline and (urls or subject.judged):
-        asked = "a judge" if subject.judged else "servers"
+    if run.is_offline and (urls or run.judged):
+        asked = "a judge" if run.judged else "servers"
         raise NotChecked(f"Not tried (--offline): it would ask {asked}.")
-    trial = _try(subject, module)
+    trial = _try(run, module)
     signal = _signal(trial)
     yield signal
     yield from _failures(trial, signal.text, why_not_trained(trial, module))
-    yield ok(_speed(trial, subject, module))
+    yield ok(_speed(trial, run, module))
     for line in sample_completions(trial.rollouts, NUM_SHOWN):
         yield ok(f"Sampled for {line}")
 
 
-def _try(subject: Subject, module: GRPOModule) -> Trial:
-    loader = subject.loader.get()
+def _try(run: BuiltRun, module: GRPOModule) -> Trial:
+    loader = run.loader.get()
     prompts = trial_prompts(loader, max(NUM_PROMPTS, len(loader.sources)))
-    subject.outline.get()
-    cli = subject.cli
+    run.outline.get()
+    cli = run.cli
     if cli.trainer.world_size > 1:
         cli.trainer = cli.trainer_on_one_device()
         cli.trainer.strategy.connect(module)
@@ -113,11 +113,11 @@ def _failures(trial: Trial, said: str, why_not_trained: str) -> Iterator[Finding
         yield remark(f"Some rows could not be scored: {some}")
 
 
-def _speed(trial: Trial, subject: Subject, module: GRPOModule) -> str:
+def _speed(trial: Trial, run: BuiltRun, module: GRPOModule) -> str:
     """Return tokens per second, and how long steps and the run take from that."""
     num_tokens = sum(len(one.token_ids) for one in trial.rollouts.sampled)
-    num_rows = subject.cli.datamodule.prompts_per_step * module.group_size
-    num_rows //= subject.trainer.world_size
+    num_rows = run.cli.datamodule.prompts_per_step * module.group_size
+    num_rows //= run.trainer.world_size
     sampling = trial.generation_seconds * num_rows / trial.num_rows
     scoring = max(
         projected_seconds(
@@ -129,11 +129,11 @@ def _speed(trial: Trial, subject: Subject, module: GRPOModule) -> str:
         for reward in module.rewards.rewards
     )
     step = sampling + scoring
-    num_steps = planned_steps(subject)
-    run = "" if num_steps is None else f", the run about {duration(step * num_steps)}"
+    num_steps = planned_steps(run)
+    all_steps = "" if num_steps is None else f", the run about {duration(step * num_steps)}"
     return (
         f"{num_tokens / trial.generation_seconds:,.0f} tokens/s; a rollout step of {num_rows:,} "
-        f"completions takes about {duration(step)}{run}: at most "
+        f"completions takes about {duration(step)}{all_steps}: at most "
         f"{duration(sampling)} for sampling and {duration(scoring)} for scoring. Larger batches "
         "are faster per token. The update comes on top."
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from lit_grpo.cli.built_run import BuiltRun
 from lit_grpo.cli.estimate.devices import Cluster
 from lit_grpo.cli.estimate.model_sizes import weight_bytes
 from lit_grpo.cli.estimate.scorers import scorer_bytes
 from lit_grpo.cli.estimate.setup import BFLOAT16, FLOAT32, Sampler, Setup, make_setup
 from lit_grpo.cli.estimate.step import make_step
-from lit_grpo.cli.subject import Subject
 from lit_grpo.policy import LocalTeacher
 from lit_grpo.policy.files.loading import outline_model
 from lit_grpo.rewards import FormatReward, LengthReward, MathReward
@@ -26,7 +26,7 @@ BYTES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": BFLOAT16}
 
 
 def setup_of(
-    subject: Subject,
+    run: BuiltRun,
     cluster: Cluster,
     *,
     strategy: Any,
@@ -46,12 +46,12 @@ def setup_of(
         NotChecked: the model cannot be read.
         UserError: as in `make_setup`.
     """
-    module, grpo = subject.module, subject.grpo
-    outline = subject.outline.get()
+    module, grpo = run.module, run.grpo
+    outline = run.outline.get()
     teacher_bytes, teacher_parameters = _teacher(grpo)
     is_bf16 = str(precision).startswith("bf16")
-    step = make_step(subject, cluster.num_ranks, mean_completion_tokens)
-    scorers = scorer_bytes(subject.rewards, step.row_tokens, gpus if cluster.is_gpu else None)
+    step = make_step(run, cluster.num_ranks, mean_completion_tokens)
+    scorers = scorer_bytes(run.rewards, step.row_tokens, gpus if cluster.is_gpu else None)
     return make_setup(
         outline,
         module.build_optimizer,
@@ -63,7 +63,7 @@ def setup_of(
         with_reference=module.needs_reference,
         refreshes_reference=module.refreshes_reference,
         checkpointing=module.policy.gradient_checkpointing,
-        sampler=_sampler(subject, gpus, is_bf16=is_bf16) if grpo else Sampler(kind="none"),
+        sampler=_sampler(run, gpus, is_bf16=is_bf16) if grpo else Sampler(kind="none"),
         teacher_bytes=teacher_bytes,
         teacher_parameters=teacher_parameters,
         scorer_bytes=scorers[0],
@@ -84,11 +84,11 @@ def _old_passes(module: GRPOModule) -> int:
     return int(selects or is_compared or (objective.kl.coef > 0 and objective.kl.is_in_reward))
 
 
-def count_scores(subject: Subject, num_rows: int) -> int | None:
+def count_scores(run: BuiltRun, num_rows: int) -> int | None:
     """Return the scores of a step on a rank; None if a reward does more than follow rules."""
-    if subject.grpo is None:
+    if run.grpo is None:
         return 0
-    rewards = subject.grpo.rewards.rewards
+    rewards = run.grpo.rewards.rewards
     by_rules = all(isinstance(one, RULES) for one in rewards)
     return len(rewards) * num_rows if by_rules else None
 
@@ -108,9 +108,9 @@ def _teacher(module: GRPOModule | None) -> tuple[int, int]:
     return weight_bytes(outline), sum(one.numel() for one in outline.parameters())
 
 
-def _sampler(subject: Subject, gpus: Collection[str], *, is_bf16: bool) -> Sampler:
+def _sampler(run: BuiltRun, gpus: Collection[str], *, is_bf16: bool) -> Sampler:
     """Return how the engine samples."""
-    module, engine = subject.module, subject.module.engine
+    module, engine = run.module, run.module.engine
     default = BFLOAT16 if is_bf16 else BYTES[module.policy.dtype]
     sorts = module.sampling.top_p < 1
     if isinstance(engine, HFEngine):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_grpo.cli.subject import Subject
+from lit_grpo.cli.built_run import BuiltRun
 from lit_grpo.training.batching import UpdateConfig, added_tokens, micro_batches
 from lit_grpo.types import TokenBatch
 
@@ -78,7 +78,7 @@ class StepSizes:
 
 
 def make_step(
-    subject: Subject, num_ranks: int | None = None, mean_completion_tokens: float | None = None
+    run: BuiltRun, num_ranks: int | None = None, mean_completion_tokens: float | None = None
 ) -> StepSizes:
     """Return the sizes of the largest step that the data and the settings allow.
 
@@ -87,19 +87,19 @@ def make_step(
         mean_completion_tokens: None if completions are taken to be as long as allowed.
     """
     if num_ranks is None:
-        num_ranks = int(subject.trainer.world_size)
-    num_prompts: int = max(1, subject.cli.datamodule.prompts_per_step // num_ranks)
-    all_lengths = subject.prompt_lengths
+        num_ranks = int(run.trainer.world_size)
+    num_prompts: int = max(1, run.cli.datamodule.prompts_per_step // num_ranks)
+    all_lengths = run.prompt_lengths
     lengths = all_lengths[:num_prompts]
     lengths += [lengths[-1]] * (num_prompts - len(lengths))
-    grpo = subject.grpo
+    grpo = run.grpo
     return step_sizes(
         lengths,
-        subject.completion_tokens,
+        run.completion_tokens,
         num_ranks=num_ranks,
         group_size=grpo.group_size if grpo else 1,
         update=grpo.update if grpo else None,
-        packed=subject.module.policy.packing,
+        packed=run.module.policy.packing,
         mean_prompt_tokens=sum(all_lengths) / len(all_lengths),
         mean_completion_tokens=mean_completion_tokens,
     )

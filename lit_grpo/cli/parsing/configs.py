@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import yaml
 
 from lit_grpo.cli.commands import BUNDLED, bundled_configs
+from lit_grpo.cli.output_paths import at_home
 from lit_grpo.cli.parsing.config_checks import (
     refuse_empty,
     refuse_misplaced,
@@ -27,7 +28,6 @@ from lit_grpo.cli.parsing.config_checks import (
     refuse_secrets,
 )
 from lit_grpo.cli.parsing.object_checks import refuse_beside, refuse_other_forms
-from lit_grpo.cli.places import at_home
 from lit_grpo.types import UserError, list_some
 from lit_grpo.types.spelling import did_you_mean
 

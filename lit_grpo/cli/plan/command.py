@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import torch
 
+from lit_grpo.cli.built_run import BuiltRun, Once
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.doctor.hub import use_of_the_hub
 from lit_grpo.cli.doctor.machine import trainer_memory
@@ -23,7 +24,6 @@ from lit_grpo.cli.estimate.seconds import estimate_seconds
 from lit_grpo.cli.estimate.setup import Setup
 from lit_grpo.cli.plan.remedies import ADAPTER, find_remedy
 from lit_grpo.cli.plan.report import Plan, print_plan, to_json
-from lit_grpo.cli.subject import Once, Subject
 from lit_grpo.data.loading.loader import check_sizes
 from lit_grpo.policy.lora import LoRA
 from lit_grpo.runs.trainer_settings import refuse_automatic
@@ -41,9 +41,9 @@ def run_plan(cli: CommandLine) -> int:
     Raises:
         UserError: the model cannot be read, a device is not known, or the run would be refused.
     """
-    subject = Subject(cli)
-    with use_of_the_hub(is_offline=subject.is_offline):
-        plan = make_plan(subject)
+    run = BuiltRun(cli)
+    with use_of_the_hub(is_offline=run.is_offline):
+        plan = make_plan(run)
     if cli.config.json:
         print(json.dumps(to_json(plan), indent=1))
     else:
@@ -51,21 +51,21 @@ def run_plan(cli: CommandLine) -> int:
     return ExitCode.DONE if plan.fits else DOES_NOT_FIT
 
 
-def make_plan(subject: Subject) -> Plan:
+def make_plan(run: BuiltRun) -> Plan:
     """Return the plan of a command line's run."""
-    config: Any = subject.cli.config
+    config: Any = run.cli.config
     check_range("nodes", config.nodes, at_least=1)
     check_range("completion_tokens", config.completion_tokens, above=0)
     check_range("optimizer_bytes", config.optimizer_bytes, at_least=0)
-    outline = subject.outline.read()
+    outline = run.outline.read()
     per_node, name = _devices(config)
-    device = measure_cpu(sizes_of(outline), _num_rows(subject)) if name == CPU else DEVICES[name]
+    device = measure_cpu(sizes_of(outline), _num_rows(run)) if name == CPU else DEVICES[name]
     cluster = Cluster(device=device, per_node=per_node, num_nodes=config.nodes)
-    _refuse_unfit(subject, cluster)
-    trainer: Any = subject.cli.config_init.trainer
+    _refuse_unfit(run, cluster)
+    trainer: Any = run.cli.config_init.trainer
     make_setup = partial(
         setup_of,
-        subject,
+        run,
         cluster,
         strategy=trainer.strategy,
         precision=trainer.precision,
@@ -79,48 +79,48 @@ def make_plan(subject: Subject) -> Plan:
         rss = psutil.Process().memory_info().rss
         libraries = MemoryPart(name="Python and libraries", bytes=rss)
     memory, limit = estimate_memory(setup, libraries), limit_of(cluster)
-    time = estimate_seconds(setup, count_scores(subject, setup.step.num_rows))
-    remedies = [] if memory.peak <= limit else _remedies(subject, make_setup, limit, libraries)
+    time = estimate_seconds(setup, count_scores(run, setup.step.num_rows))
+    remedies = [] if memory.peak <= limit else _remedies(run, make_setup, limit, libraries)
     return Plan(
         setup=setup,
         memory=memory,
         limit=limit,
         remedies=remedies,
         time=time,
-        assumed_prompt_tokens=None if subject.prompts else setup.step.prompt_lengths[0],
-        missing="prompts" if subject.tokenizer.or_none() else "tokenizer",
+        assumed_prompt_tokens=None if run.prompts else setup.step.prompt_lengths[0],
+        missing="prompts" if run.tokenizer.or_none() else "tokenizer",
     )
 
 
 def _remedies(
-    subject: Subject, make_setup: Callable[[], Setup], limit: int, fixed: MemoryPart | None
+    run: BuiltRun, make_setup: Callable[[], Setup], limit: int, fixed: MemoryPart | None
 ) -> list[str]:
     """Return what makes a step fit: with the weights that are trained, and with an adapter.
 
-    The subject is then one that trains an adapter.
+    The run is then one that trains an adapter.
     """
     found = [find_remedy(make_setup(), limit, fixed)]
-    policy = subject.module.policy
+    policy = run.module.policy
     if policy.lora is None:
         policy.lora, policy.dtype = LoRA(), "bfloat16"
-        subject.outline = Once("the model", policy.outline)
+        run.outline = Once("the model", policy.outline)
         with suppress(UserError):  # a model without layers that can be adapted
             found.append(find_remedy(make_setup(), limit, fixed, first=ADAPTER))
     return [one for one in found if one is not None]
 
 
-def _refuse_unfit(subject: Subject, cluster: Cluster) -> None:
+def _refuse_unfit(run: BuiltRun, cluster: Cluster) -> None:
     """Check what a run on the cluster would be refused for, besides `make_setup`.
 
     Raises:
         UserError: it would be.
     """
-    module, data, ranks = subject.module, subject.cli.datamodule, cluster.num_ranks
-    refuse_automatic(subject.trainer, module)
-    check_completions_fit(subject.positions, module.sampling)
+    module, data, ranks = run.module, run.cli.datamodule, cluster.num_ranks
+    refuse_automatic(run.trainer, module)
+    check_completions_fit(run.positions, module.sampling)
     module.engine.check_processes(ranks, cluster.num_nodes)
-    check_sizes(data.prompts_per_step, ranks, len(subject.prompts) or None, training=True)
-    if held_out := len(subject.val_prompts):
+    check_sizes(data.prompts_per_step, ranks, len(run.prompts) or None, training=True)
+    if held_out := len(run.val_prompts):
         check_sizes(data.validation_batch_size, ranks, held_out, training=False)
 
 
@@ -144,11 +144,11 @@ def _count(devices: Any, default: int) -> int:
     return number or default
 
 
-def _num_rows(subject: Subject) -> int:
+def _num_rows(run: BuiltRun) -> int:
     """Return the completions that are sampled at a time, whose products are timed."""
-    group = subject.grpo.group_size if subject.grpo else 1
-    together: int = getattr(subject.module.engine, "max_concurrent", 256)
-    prompts: int = subject.cli.datamodule.prompts_per_step
+    group = run.grpo.group_size if run.grpo else 1
+    together: int = getattr(run.module.engine, "max_concurrent", 256)
+    prompts: int = run.cli.datamodule.prompts_per_step
     return max(1, min(prompts * group, together))
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lit_grpo.cli.file_options import parse_options, same_recipe
-from lit_grpo.cli.places import check_place
+from lit_grpo.cli.output_paths import check_writable
 from lit_grpo.cli.precompute.claims import Claims
 from lit_grpo.cli.precompute.cost import estimate
 from lit_grpo.cli.precompute.judge_gold import JudgeRound, Tally, with_share
@@ -204,7 +204,7 @@ def _check(work: RowsToScore) -> Checks:
             source = work.recipe.sources[name]
             left = unchecked(rows, source.verifier, cache)
             if left:
-                check_place("--cache", work.cache, work.cache)
+                check_writable("--cache", work.cache, work.cache)
             bar = progress.add_task(f"checking {name}", total=len(left))
             of_source = Checks()
             for batch in check_rows(left, source.verifier, cache, rows) if left else ():
@@ -224,7 +224,7 @@ def _judge(work: RowsToScore, checks: Checks) -> Result:
         num_missing = sum(len(call.answers) for call in work.calls(votes))
         tally = Tally()
         if num_missing:
-            check_place("--cache", work.cache, work.cache)
+            check_writable("--cache", work.cache, work.cache)
             scorer.write(directory)
             with (
                 closing(Claims(directory)) as claims,

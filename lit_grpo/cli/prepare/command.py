@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 from lit_grpo.cli.file_options import parse_options, same_recipe
-from lit_grpo.cli.places import check_place
+from lit_grpo.cli.output_paths import check_writable
 from lit_grpo.cli.prepare.gold_cache import StoredGold
 from lit_grpo.cli.prepare.join_gold import NoCache
 from lit_grpo.cli.prepare.pipeline import PrepareOptions, run
@@ -39,7 +39,7 @@ def prepare(arguments: Sequence[str]) -> int:
         return ExitCode.DONE
     if given.out is None:
         raise UserError("prepare needs a directory to write: set --out DIR, or --list the recipes.")
-    check_place("--out", given.out, Path(given.out).absolute().parent)
+    check_writable("--out", given.out, Path(given.out).absolute().parent)
     manifest = run(_order(given), _track)
     if given.json:
         print(json.dumps(manifest, sort_keys=True, indent=1))

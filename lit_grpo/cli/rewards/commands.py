@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_grpo.cli.command_line import CommandLine
-from lit_grpo.cli.places import check_place
+from lit_grpo.cli.output_paths import check_writable
 from lit_grpo.cli.rewards.judge_check import check_judges
 from lit_grpo.cli.rewards.prompts import trial_prompts
 from lit_grpo.cli.rewards.rescore import rescore
@@ -29,7 +29,7 @@ def _run_rewards(cli: CommandLine) -> int:
     """Sample and score the first prompts of the training data, of each source of a mixture."""
     module, num_prompts = grpo_module(cli), cli.config.n
     check_range("n", num_prompts, at_least=1)
-    check_place("run_dir", cli.config.run_dir, Path(cli.config.run_dir))
+    check_writable("run_dir", cli.config.run_dir, Path(cli.config.run_dir))
     loader = read_prompts(cli)
     module.rewards.check_sources(loader.sources)
     # Before the policy is loaded, so that errors show at once.
@@ -57,7 +57,7 @@ def _run_rescore(cli: CommandLine) -> int:
     """Score the logged completions of a run again."""
     module, last = grpo_module(cli), cli.config.last
     check_range("last", last, at_least=1)
-    check_place("run_dir", cli.config.run_dir, Path(cli.config.run_dir))
+    check_writable("run_dir", cli.config.run_dir, Path(cli.config.run_dir))
     return rescore(
         module,
         Path(cli.config.run_dir),

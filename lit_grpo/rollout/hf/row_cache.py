@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer
 
 from lit_grpo.policy.named_weights import unwrap_peft
 from lit_grpo.policy.packed.packed_attention import autocast
-from lit_grpo.rollout.hf.moves import Moves
+from lit_grpo.rollout.hf.compaction import Compaction
 from lit_grpo.rollout.hf.shared_prompts import SharedPrompts
 
 INITIAL_TOKENS = 64
@@ -70,7 +70,7 @@ class RowLayer(DynamicLayer):
         self._update_views()
         return self.keys, self.values
 
-    def keep(self, moves: Moves) -> None:
+    def keep(self, moves: Compaction) -> None:
         """Keep only the rows that stay."""
         for buffer in self._buffers:
             moves.apply(buffer[:, :, : self._length])
@@ -152,7 +152,7 @@ class RowCache:
             running: On the CPU, as is the result, so that the host waits for nothing.
             device: Of the keys and values.
         """
-        moves = Moves(running, device)
+        moves = Compaction(running, device)
         rows = moves.rows.to(device, non_blocking=True)
         for layer in self.cache.layers:
             if isinstance(layer, RowLayer):

@@ -16,7 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from lit_grpo.policy.packed.packed_attention import autocast
-from lit_grpo.rollout.hf.moves import Moves
+from lit_grpo.rollout.hf.compaction import Compaction
 
 SHARED = "shared_prompts"
 
@@ -57,7 +57,7 @@ class SharedPrompts:
         origin = self._origin[rows]
         is_used = origin.bincount(minlength=self._num_prompts) > 0
         if not is_used.all():
-            moves = Moves(is_used, origin.device)
+            moves = Compaction(is_used, origin.device)
             for layer, (keys, values) in self._layers.items():
                 moves.apply(keys)
                 moves.apply(values)

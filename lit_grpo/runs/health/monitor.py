@@ -16,9 +16,9 @@ import psutil
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.diagnostics.checks import CHECKS, COMPARED, has_fallen
-from lit_grpo.diagnostics.counts import StepCounts, count_step
 from lit_grpo.diagnostics.observed_step import ObservedStep
+from lit_grpo.diagnostics.step_checks import CHECKS, COMPARED, has_fallen
+from lit_grpo.diagnostics.step_counts import StepCounts, count_step
 from lit_grpo.diagnostics.step_log import step_number
 from lit_grpo.distributed.checkpoints import local_part
 from lit_grpo.distributed.ranks import gather_objects

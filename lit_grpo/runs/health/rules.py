@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lit_grpo.diagnostics.causes import CAUSES, Action, Cause
-from lit_grpo.diagnostics.checks import BEFORE_UPDATE, CHECKS
+from lit_grpo.diagnostics.step_checks import BEFORE_UPDATE, CHECKS
 from lit_grpo.types import UserError, check_range, setting_error
 from lit_grpo.types.spelling import did_you_mean
 

@@ -15,8 +15,13 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.diagnostics.causes import CAUSES
-from lit_grpo.diagnostics.counts import StepCounts, count_step
-from lit_grpo.diagnostics.step import how_it_began, is_stale, likely_causes, sample_completions
+from lit_grpo.diagnostics.step_counts import StepCounts, count_step
+from lit_grpo.diagnostics.step_findings import (
+    how_it_began,
+    is_stale,
+    likely_causes,
+    sample_completions,
+)
 from lit_grpo.diagnostics.step_log import step_number
 from lit_grpo.distributed.ranks import gather_objects
 from lit_grpo.runs.files.events import record_event

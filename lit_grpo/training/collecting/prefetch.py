@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.data import TrainingLoader
-from lit_grpo.diagnostics.step import describe_stale
+from lit_grpo.diagnostics.step_findings import describe_stale
 from lit_grpo.training.collecting.pending_rollout import PendingRollout, RolloutFactory
 from lit_grpo.training.collecting.saved_rollouts import from_text, to_text
 from lit_grpo.training.metrics import Metrics

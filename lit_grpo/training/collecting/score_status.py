@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lit_grpo.diagnostics.step import Failure, find_failure
+from lit_grpo.diagnostics.step_findings import Failure, find_failure
 from lit_grpo.types import Outcome, RolloutBatch, Score
 
 NOT_TRAINED = "The step was not trained on; the rows that were being scored are in completions/."

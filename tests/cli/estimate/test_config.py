@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cli_base import BASE
-from doctor_runs import engine, read_subject, rewarded
+from doctor_runs import engine, read_run, rewarded
 from tiny import tiny_policy
 
 from lit_grpo.cli.estimate.config import count_scores, setup_of
@@ -23,7 +23,7 @@ def here(here) -> Path:
 
 def setup(*arguments: str, precision: object = "32-true", **settings) -> Setup:
     cluster = Cluster(device=DEVICES["H100"])
-    subject = read_subject(*arguments)
+    subject = read_run(*arguments)
     return setup_of(subject, cluster, strategy="auto", precision=precision, **settings)
 
 
@@ -105,14 +105,14 @@ def test_a_teacher_in_the_trainer_s_memory_has_its_weights(here):
 
 def test_the_time_of_scores_is_known_if_all_follow_rules():
     rules = "--model.rewards=[MathReward, {class_path: FormatReward, init_args: {pattern: x}}]"
-    assert count_scores(read_subject(rules), 8) == 2 * 8
-    assert count_scores(read_subject(rewarded("code_rewards.RunCode")), 8) is None
+    assert count_scores(read_run(rules), 8) == 2 * 8
+    assert count_scores(read_run(rewarded("code_rewards.RunCode")), 8) is None
 
 
 def test_a_warm_up_samples_and_scores_nothing(here):
     model = {"policy": BASE["model"]["policy"]}
     (here / "base.yaml").write_text(yaml.safe_dump(BASE | {"model": model}))
-    subject = read_subject()
+    subject = read_run()
     assert count_scores(subject, 8) == 0
     found = setup()
     assert (found.sampler, found.old_passes) == (Sampler(kind="none"), 0)

@@ -16,7 +16,7 @@ from lit_grpo.callbacks import Checkpoints
 from lit_grpo.data import PromptLoader
 from lit_grpo.rollout import HFEngine
 from lit_grpo.runs.files.completions import CompletionsFile
-from lit_grpo.runs.leaving.signals import StopOnSignal
+from lit_grpo.runs.shutdown.signals import StopOnSignal
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training import OutagePolicy, waiting
 from lit_grpo.types import Completion, Outcome, Score

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from lit_grpo.diagnostics.causes import CAUSES
-from lit_grpo.diagnostics.counts import StepCounts
 from lit_grpo.diagnostics.observed_step import ObservedStep, usual_value
-from lit_grpo.diagnostics.step import (
+from lit_grpo.diagnostics.step_counts import StepCounts
+from lit_grpo.diagnostics.step_findings import (
     LIKELY_FRACTION,
     describe_empty,
     describe_truncated,

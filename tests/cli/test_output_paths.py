@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_grpo.cli.places import check_place, nearest, try_writing
+from lit_grpo.cli.output_paths import check_writable, nearest, try_writing
 from lit_grpo.types import UserError
 
 
@@ -17,7 +17,7 @@ def test_the_nearest_place_is_the_first_that_exists_above(here):
 
 
 def test_a_place_is_tried_without_leaving_anything(here):
-    check_place("--out", "a/b", here / "a" / "b")
+    check_writable("--out", "a/b", here / "a" / "b")
     try_writing(here)
     assert [*here.iterdir()] == []
 
@@ -30,7 +30,7 @@ def test_a_place_that_cannot_be_written_is_named_with_its_option(path, reason, h
     (here / "file").touch()
     message = rf"out must be a place that can be written, got {path} \(.*: {reason}.*Set --out\."
     with pytest.raises(UserError, match=message):
-        check_place("--out", path, here / path)
+        check_writable("--out", path, here / path)
 
 
 def test_a_link_to_nothing_is_no_directory(here):

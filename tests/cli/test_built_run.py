@@ -10,10 +10,10 @@ import pytest
 import yaml
 from cli_base import BASE
 from code_rewards import NeedsKey, RecordsHooks
-from doctor_runs import read_subject, rewarded, write_rows
+from doctor_runs import read_run, rewarded, write_rows
 from lightning import LightningModule
 
-from lit_grpo.cli.subject import NotChecked, Once, Subject, is_ours, own_reward, suite_of
+from lit_grpo.cli.built_run import BuiltRun, NotChecked, Once, is_ours, own_reward, suite_of
 from lit_grpo.rewards import LengthReward, MathReward, ProcessReward
 from lit_grpo.types import UserError
 
@@ -48,12 +48,12 @@ def test_what_cannot_be_read_is_an_error_for_its_own_check_only():
 
 
 def test_prompts_are_those_of_the_training_and_of_its_validation():
-    subject = read_subject()
-    assert (len(subject.prompts), len(subject.val_prompts)) == (8, 2)
-    assert subject.prompt_lengths == sorted(subject.prompt_lengths, reverse=True)
-    assert subject.prompt_lengths[0] == max(len(one.token_ids) for one in subject.prompts)
-    assert (subject.completion_tokens, subject.positions) == (3, 128)
-    assert read_subject("--trainer.limit_val_batches=0").val_prompts == []
+    run = read_run()
+    assert (len(run.prompts), len(run.val_prompts)) == (8, 2)
+    assert run.prompt_lengths == sorted(run.prompt_lengths, reverse=True)
+    assert run.prompt_lengths[0] == max(len(one.token_ids) for one in run.prompts)
+    assert (run.completion_tokens, run.positions) == (3, 128)
+    assert read_run("--trainer.limit_val_batches=0").val_prompts == []
 
 
 @pytest.mark.parametrize(
@@ -69,28 +69,28 @@ def test_without_data_prompts_are_as_long_as_a_setting_or_the_model_allows(
 ):
     words = write_rows({"prompt": "1+1="}, **settings)
     (here / "rows.jsonl").write_text("{broken\n")
-    subject = read_subject(*words, *arguments)
-    assert subject.prompts == []
-    assert subject.prompt_lengths == [length]
+    run = read_run(*words, *arguments)
+    assert run.prompts == []
+    assert run.prompt_lengths == [length]
 
 
 def test_a_warm_up_has_the_longest_target_and_no_rewards(here):
     model = {"policy": BASE["model"]["policy"]}
     (here / "base.yaml").write_text(yaml.safe_dump(BASE | {"model": model}))
-    subject = read_subject(*write_rows(*({"prompt": "?", "answer": "x" * n} for n in (2, 5))))
-    assert subject.grpo is None
-    assert subject.completion_tokens == 5 + 1  # the end of the sequence
-    assert len(subject.rewards) == 1  # that of the accuracy
+    run = read_run(*write_rows(*({"prompt": "?", "answer": "x" * n} for n in (2, 5))))
+    assert run.grpo is None
+    assert run.completion_tokens == 5 + 1  # the end of the sequence
+    assert len(run.rewards) == 1  # that of the accuracy
 
 
 @pytest.mark.parametrize("is_offline", [False, True])
 def test_offline_only_rewards_of_this_package_may_be_started(is_offline):
-    subject = read_subject(*["--offline"] * is_offline)
-    assert subject.may_start(MathReward())
+    run = read_run(*["--offline"] * is_offline)
+    assert run.may_start(MathReward())
     short = LengthReward(start_tokens=1, end_tokens=9)
-    assert subject.may_start(ProcessReward(short, num_workers=1))
-    assert subject.may_start(NeedsKey()) != is_offline
-    assert subject.may_start(ProcessReward(NeedsKey(), num_workers=1)) != is_offline
+    assert run.may_start(ProcessReward(short, num_workers=1))
+    assert run.may_start(NeedsKey()) != is_offline
+    assert run.may_start(ProcessReward(NeedsKey(), num_workers=1)) != is_offline
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,15 @@ def test_offline_only_rewards_of_this_package_may_be_started(is_offline):
     [("code_rewards.NeedsKey", True), ("code_rewards.IsAsync", False), ("MathReward", False)],
 )
 def test_a_reward_is_started_by_a_check_if_its_start_is_the_user_s(class_path, is_started):
-    subject = read_subject(rewarded(class_path))
-    assert len(subject.started) == is_started
+    run = read_run(rewarded(class_path))
+    assert len(run.started) == is_started
 
 
 def test_a_start_is_tried_once_and_closed():
-    subject = read_subject(rewarded("code_rewards.RecordsHooks", file="hooks.txt"))
-    (reward,) = subject.started
-    assert subject.start_of(reward).read()
-    assert subject.start_of(reward).or_none()
+    run = read_run(rewarded("code_rewards.RecordsHooks", file="hooks.txt"))
+    (reward,) = run.started
+    assert run.start_of(reward).read()
+    assert run.start_of(reward).or_none()
     hooks = [line.split()[0] for line in Path("hooks.txt").read_text().splitlines()]
     assert hooks == ["start", "close"]
 
@@ -126,18 +126,18 @@ def test_a_wrapped_reward_is_the_one_within():
 
 @pytest.mark.parametrize("words", [[], ["--trainer.enable_checkpointing=false"]])
 def test_checkpoints_are_those_of_the_trainer_unless_they_are_off(words):
-    assert (read_subject(*words).checkpoints is None) == bool(words)
+    assert (read_run(*words).checkpoints is None) == bool(words)
 
 
 def test_a_model_of_another_kind_is_refused():
     command_line = SimpleNamespace(model=LightningModule())
     with pytest.raises(UserError, match="a model that trains a policy, got LightningModule"):
-        Subject(command_line)
+        BuiltRun(command_line)
 
 
 def test_a_judge_of_the_accuracy_is_one_of_the_judges():
     judge = {"model": "m", "base_url": "http://127.0.0.1:1/v1", "auth": "none"}
     accuracy = {"class_path": "JudgeReward", "init_args": {"judge": judge}}
-    subject = read_subject(f"--model.evaluation.accuracy={json.dumps(accuracy)}")
-    assert [type(one).__name__ for one in subject.judged] == ["JudgeReward"]
-    assert len(subject.rewards) == 2
+    run = read_run(f"--model.evaluation.accuracy={json.dumps(accuracy)}")
+    assert [type(one).__name__ for one in run.judged] == ["JudgeReward"]
+    assert len(run.rewards) == 2

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lit_grpo.runs.leaving.stalls import Snapshot, StallTracker
+from lit_grpo.runs.shutdown.stalls import Snapshot, StallTracker
 from lit_grpo.types import RunningStage, StageProgress
 
 START = Snapshot(

@@ -13,7 +13,7 @@ from tiny import LLAMA
 
 from lit_grpo import AdditionData, Evaluation, GRPOModule, Policy, Sampling, Trainer
 from lit_grpo.callbacks import Checkpoints, TimingLog, ZeroRewardBreaker
-from lit_grpo.runs.one_run import keep_apart
+from lit_grpo.runs.reuse import keep_apart
 from lit_grpo.types import UserError
 
 

@@ -7,9 +7,9 @@ import torch
 from toy_rollouts import completion, failed, rollouts, train_batch
 
 from lit_grpo.diagnostics.causes import CAUSES
-from lit_grpo.diagnostics.checks import BEFORE_UPDATE, CHECKS
-from lit_grpo.diagnostics.counts import count_step
 from lit_grpo.diagnostics.observed_step import ObservedStep
+from lit_grpo.diagnostics.step_checks import BEFORE_UPDATE, CHECKS
+from lit_grpo.diagnostics.step_counts import count_step
 from lit_grpo.types import Outcome
 
 USUAL = {

@@ -9,8 +9,8 @@ from lightning.pytorch.callbacks import Timer, timer
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import Checkpoints
-from lit_grpo.runs.leaving import time_limit
-from lit_grpo.runs.leaving.time_limit import LeaveInTime, requeue_if_asked, with_more_time
+from lit_grpo.runs.shutdown import time_limit
+from lit_grpo.runs.shutdown.time_limit import LeaveInTime, requeue_if_asked, with_more_time
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.types import Stage
 

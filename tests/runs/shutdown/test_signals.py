@@ -20,8 +20,8 @@ from toy_rollouts import fit, outputs, rollouts
 from worker_processes import wait_until
 
 from lit_grpo.callbacks import Checkpoints
-from lit_grpo.runs.leaving import signals
-from lit_grpo.runs.leaving.signals import LAUNCHERS, SIGNALS, StopOnSignal, leave_on_signal
+from lit_grpo.runs.shutdown import signals
+from lit_grpo.runs.shutdown.signals import LAUNCHERS, SIGNALS, StopOnSignal, leave_on_signal
 from lit_grpo.stopping import get_stop_reason, stop_run
 from lit_grpo.types import StopReason
 
@@ -32,7 +32,7 @@ import sys, time
 from pathlib import Path
 from toy_rollouts import fit, outputs, rollouts
 from lit_grpo.callbacks import Checkpoints
-from lit_grpo.runs.leaving.signals import StopOnSignal
+from lit_grpo.runs.shutdown.signals import StopOnSignal
 from lit_grpo.stopping import get_stop_reason
 
 run_dir = Path(sys.argv[1])

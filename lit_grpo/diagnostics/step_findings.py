@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lit_grpo.diagnostics.causes import CAUSES
-from lit_grpo.diagnostics.counts import (
+from lit_grpo.diagnostics.step_counts import (
     Scores,
     StepCounts,
     count_asked,

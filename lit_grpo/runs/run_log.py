@@ -19,9 +19,9 @@ from lit_grpo.runs.files.events import has_begun
 from lit_grpo.runs.files.lock import locked
 from lit_grpo.runs.files.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.launcher import crashed_rank, watch_ranks
-from lit_grpo.runs.leaving.going_on import RESUME_CALL, how_to_go_on
-from lit_grpo.runs.leaving.signals import leave_on_signal
-from lit_grpo.runs.leaving.time_limit import requeue_if_asked
+from lit_grpo.runs.shutdown.resume_hint import RESUME_CALL, how_to_resume
+from lit_grpo.runs.shutdown.signals import leave_on_signal
+from lit_grpo.runs.shutdown.time_limit import requeue_if_asked
 from lit_grpo.stopping import for_this_run, get_stop_reason, how_it_ended, warnings_at_end
 from lit_grpo.types import RankCrashed, RankLost, as_rank_lost
 
@@ -84,7 +84,7 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
         raise
     finally:
         may_go_on = not is_done and has_begun(trainer)  # else it fails in the same way again
-        if may_go_on and (advice := how_to_go_on(trainer, run_dir, resume_with)):
+        if may_go_on and (advice := how_to_resume(trainer, run_dir, resume_with)):
             rank_zero_only(log.info)("%s", advice)
         close_run_log(run_log)
 

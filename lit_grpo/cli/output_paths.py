@@ -19,7 +19,7 @@ def at_home(path: str) -> str:
     return os.path.expanduser(path) if re.match(r"~[\w.-]*/", path) else path  # noqa: PTH111
 
 
-def check_place(option: str, path: str | Path, directory: Path) -> None:
+def check_writable(option: str, path: str | Path, directory: Path) -> None:
     """Check, before long work, that files can be written into a directory, which need not exist.
 
     Args:

@@ -9,14 +9,14 @@ import lightning as L
 
 from lit_grpo.diagnostics.causes import CAUSES
 from lit_grpo.runs.checkpoints.files import healthy_checkpoint, last_checkpoint, read_manifest
-from lit_grpo.runs.leaving.time_limit import with_more_time
+from lit_grpo.runs.shutdown.time_limit import with_more_time
 from lit_grpo.stopping import ExitCode, for_this_run, get_stop_reason
 
 RESUME_CALL = 'trainer.fit(…, ckpt_path="last")'
 """How a program resumes a run."""
 
 
-def how_to_go_on(trainer: L.Trainer, run_dir: Path, resume_with: str) -> str:
+def how_to_resume(trainer: L.Trainer, run_dir: Path, resume_with: str) -> str:
     """Return how to go on with a run that is not done; empty if it has no checkpoint.
 
     A run that was stopped for lack of rewards would stop again, unless something changes first.

@@ -11,7 +11,7 @@ from worker_processes import wait_until
 
 from lit_grpo.runs.checkpoints.files import last_checkpoint
 from lit_grpo.runs.files.events import read_events
-from lit_grpo.runs.leaving.watchdog import StallWatchdog
+from lit_grpo.runs.shutdown.watchdog import StallWatchdog
 from lit_grpo.stopping import ExitCode
 from lit_grpo.types import Stage
 

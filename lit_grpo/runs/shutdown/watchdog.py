@@ -14,11 +14,11 @@ import torch
 
 from lit_grpo.diagnostics.step_log import step_number
 from lit_grpo.runs.files.events import record_event
-from lit_grpo.runs.leaving.signals import received_signal
-from lit_grpo.runs.leaving.stalls import Snapshot, StallTracker, take_snapshot
 from lit_grpo.runs.progress.activity import all_stacks, describe_activity, is_busy, select_gpu
 from lit_grpo.runs.progress.run_progress import clock_time
 from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
+from lit_grpo.runs.shutdown.signals import received_signal
+from lit_grpo.runs.shutdown.stalls import Snapshot, StallTracker, take_snapshot
 from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason
 from lit_grpo.types import Stage, as_rank_lost, check_init, check_range
 

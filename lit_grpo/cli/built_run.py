@@ -71,7 +71,7 @@ class Once(Generic[T]):
             return None
 
 
-class Subject:
+class BuiltRun:
     """A run that has not started yet."""
 
     def __init__(self, cli: CommandLine) -> None:

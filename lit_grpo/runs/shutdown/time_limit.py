@@ -13,8 +13,8 @@ from lightning.pytorch.callbacks import Timer
 
 from lit_grpo.runs.checkpoints.schedule import Checkpoints
 from lit_grpo.runs.files.events import num_finished_steps
-from lit_grpo.runs.leaving.slurm import job_end_time, requeue_job
 from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
+from lit_grpo.runs.shutdown.slurm import job_end_time, requeue_job
 from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason, stop_run
 from lit_grpo.types import Stage, StopReason, UserError, setting_error
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from lit_grpo.runs.leaving.slurm import job_end_time, job_id, requeue_job
+from lit_grpo.runs.shutdown.slurm import job_end_time, job_id, requeue_job
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lit_grpo.rollout.hf.moves import Moves
+from lit_grpo.rollout.hf.compaction import Compaction
 
 CPU = torch.device("cpu")
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
     ],
 )
 def test_the_last_rows_move_into_the_places_of_removed_ones(stays, rows):
-    moves = Moves(torch.tensor(stays), CPU)
+    moves = Compaction(torch.tensor(stays), CPU)
     assert moves.num_rows == len(rows)
     assert moves.rows.tolist() == rows
     buffer = torch.arange(len(stays))[:, None] * torch.tensor([1, 10])
@@ -27,11 +27,11 @@ def test_the_last_rows_move_into_the_places_of_removed_ones(stays, rows):
 
 def test_a_buffer_may_have_more_rows_than_are_used():
     buffer = torch.tensor([5, 6, 7, 99])
-    Moves(torch.tensor([False, True, True]), CPU).apply(buffer)
+    Compaction(torch.tensor([False, True, True]), CPU).apply(buffer)
     assert buffer[:2].tolist() == [7, 6]
 
 
 def test_views_of_a_buffer_are_moved_in_place():
     buffer = torch.tensor([[1, 2, 3], [4, 5, 6]])
-    Moves(torch.tensor([False, True]), CPU).apply(buffer[:, :2])
+    Compaction(torch.tensor([False, True]), CPU).apply(buffer[:, :2])
     assert buffer.tolist() == [[4, 5, 3], [4, 5, 6]]

@@ -19,7 +19,7 @@ from lit_grpo import AdditionData, Trainer
 from lit_grpo.__main__ import main
 from lit_grpo.callbacks import Checkpoints, ZeroRewardBreaker
 from lit_grpo.diagnostics.causes import CAUSES
-from lit_grpo.runs.leaving.going_on import RESUME_CALL, how_to_go_on
+from lit_grpo.runs.shutdown.resume_hint import RESUME_CALL, how_to_resume
 from lit_grpo.stopping import ExitCode, stop_run
 from lit_grpo.types import StopReason
 
@@ -111,9 +111,9 @@ def test_only_a_lack_of_rewards_must_be_mended_before_the_newest_is_resumed(
     callbacks = [Stop(exit_code, cause), Checkpoints(dirpath=str(tmp_path / "checkpoints"))]
     trainer = fit(lambda _: step, callbacks)
     for resume in ("lit-grpo fit run", RESUME_CALL):
-        assert how_to_go_on(trainer, tmp_path, resume) == expected + resume
+        assert how_to_resume(trainer, tmp_path, resume) == expected + resume
 
 
 def test_a_run_without_a_checkpoint_is_told_nothing(tmp_path):
     trainer = fit(lambda _: outputs(rollouts([[0.0, 1.0]])), [Stop(20, "")])
-    assert how_to_go_on(trainer, tmp_path, RESUME_CALL) == ""
+    assert how_to_resume(trainer, tmp_path, RESUME_CALL) == ""

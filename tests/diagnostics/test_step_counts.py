@@ -6,9 +6,9 @@ import pytest
 import torch
 from toy_rollouts import completion, failed, rollouts, train_batch
 
-from lit_grpo.diagnostics.checks import CHECKS
-from lit_grpo.diagnostics.counts import count_step
 from lit_grpo.diagnostics.observed_step import ObservedStep
+from lit_grpo.diagnostics.step_checks import CHECKS
+from lit_grpo.diagnostics.step_counts import count_step
 from lit_grpo.types import Outcome
 
 DOWN = failed(Outcome.PARSE_ERROR, "no number")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Moves:
+class Compaction:
     """The moves that remove some of N rows.
 
     Args:

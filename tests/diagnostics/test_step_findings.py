@@ -1,7 +1,7 @@
 import pytest
 from toy_rollouts import failed, rollouts
 
-from lit_grpo.diagnostics.step import no_signal
+from lit_grpo.diagnostics.step_findings import no_signal
 from lit_grpo.types import Outcome
 
 DOWN = failed(Outcome.UNAVAILABLE, "connection refused")
