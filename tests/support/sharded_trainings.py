@@ -53,8 +53,8 @@ from lit_grpo.training import Evaluation, GRPOModule, SFTModule
 from lit_grpo.training.batching import micro_batches, rows_with_gradient
 from lit_grpo.types import RolloutBatch, UserError
 
-NUM_STEPS, NUM_RESUMED_STEPS = 3, 5
-"""Optimizer steps of a training, and of one that others go on from after two of them."""
+NUM_STEPS, NUM_COMPILED_STEPS = 5, 3
+"""Rollout steps of a training, and of one that is compared with a compiled one."""
 TIMEOUT_MINUTES = 5
 """Within which one rank may compile while the other waits."""
 TOKEN_BUDGET = 25
@@ -135,10 +135,10 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
     directory = f"{case}-{training}"
     in_background = strategy == "background"
     is_resumed = case in RESUMED or case in SKIPPING
-    num_steps = NUM_RESUMED_STEPS if is_resumed else NUM_STEPS
+    num_steps = NUM_COMPILED_STEPS if case in COMPILED else NUM_STEPS
     saving = Checkpoints(
         dirpath=directory,
-        every_n_steps=2 if is_resumed or case in COMPILED else NUM_STEPS,
+        every_n_steps=2 if is_resumed or case in COMPILED else num_steps,
         keep_last=9,
         in_background=in_background,
     )
