@@ -216,8 +216,7 @@ class CommandLine(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the loggers and callbacks of a training run; other commands get none."""
         given, run_dir = self.config_init.trainer, self.config.run_dir
-        if isinstance(given.strategy, str):
-            supported_strategy(given.strategy)
+        supported_strategy(given.strategy)
         refuse_float16(given.precision)
         refuse_durations(given.max_time)
         refuse_counts(vars(given))

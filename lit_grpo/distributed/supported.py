@@ -54,6 +54,11 @@ _OF_NAMES = "no strategy has this name; use ddp for several GPUs, fsdp2 to divid
 _OF_OTHERS = "nobody has checked that it keeps gradients and weights complete; use ddp or fsdp2"
 
 
+_CLASSES = {
+    kind.__name__: kind for kind in (FSDP2Strategy, ZeROStrategy, DDPStrategy, *dict(_WHY_REFUSED))
+}
+
+
 def supported_strategy(strategy: str | Strategy) -> type[Strategy]:
     """Return the class of a strategy, an object or a name as in ``trainer.strategy``.
 
@@ -78,7 +83,8 @@ def supported_strategy(strategy: str | Strategy) -> type[Strategy]:
 def _why_refused(kind: type, strategy: str | Strategy, start_method: str | None) -> str:
     """Return why a strategy of this class is refused, and what to use; nothing if it is not."""
     if kind is str:
-        return _OF_NAMES
+        named = _CLASSES.get(str(strategy).rpartition(".")[2])
+        return _OF_NAMES if named is None else _of_class(named)
     if isinstance(strategy, str) and strategy.endswith("_nvme"):
         return _OF_NVME
     if issubclass(kind, (FSDP2Strategy, ZeROStrategy)):
@@ -89,3 +95,11 @@ def _why_refused(kind: type, strategy: str | Strategy, start_method: str | None)
     if issubclass(kind, DDPStrategy) and start_method not in (None, "popen"):
         return _OF_COPIES
     return "" if issubclass(kind, (SingleDeviceStrategy, DDPStrategy)) else _OF_OTHERS
+
+
+def _of_class(kind: type[Strategy]) -> str:
+    """Say how to name a class whose name stands where a strategy's does, or why it is refused."""
+    return _why_refused(kind, kind.__name__, None) or (
+        f"a class needs class_path: {kind.__module__}.{kind.__qualname__}; in Python, pass "
+        f"{kind.__name__}(…)"
+    )

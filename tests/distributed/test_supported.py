@@ -58,3 +58,17 @@ def test_a_name_is_refused_with_the_reason_of_its_kind_and_what_to_use(name):
 @pytest.mark.parametrize("name", sorted(SUPPORTED))
 def test_a_name_that_is_supported_stays_one(name):
     supported_strategy(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("FSDP2Strategy", "a class needs class_path: lit_grpo.distributed.fsdp2.FSDP2Strategy;"),
+        ("lit_grpo.distributed.deepspeed.ZeROStrategy", r"in Python, pass ZeROStrategy\("),
+        ("ModelParallelStrategy", "tensor parallelism of the trainer is not supported"),
+        ("lightning.pytorch.strategies.FSDPStrategy", "use fsdp2, which divides the same"),
+    ],
+)
+def test_the_name_of_a_class_is_told_how_to_give_it_or_why_it_is_refused(name, why):
+    with pytest.raises(UserError, match=why):
+        supported_strategy(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import combinations, product
 
 from lit_grpo.cli.estimate.devices import Cluster
@@ -55,10 +55,13 @@ def find_remedy(
 def _tries(setup: Setup) -> Iterator[tuple[Place, list[Remedy]]]:
     """Yield devices and the changes to try on them.
 
-    More GPUs are better than smaller parts of a step, which cost time, if both are needed.
+    Settings come before GPUs for servers. More GPUs are better than smaller parts of a step, which
+    cost time, if both are needed.
     """
-    mild, smaller = _mild(setup), _smaller(setup)
+    settings, smaller = _settings(setup), _smaller(setup)
+    mild = [*settings, *_servers(setup)]
     larger = list(_larger(setup)) if setup.cluster.is_gpu else []
+    yield from product(_here(setup), [[*settings, *smaller]])
     yield from product(_here(setup), [[*mild, *smaller]])
     yield from product(larger, [mild])
     yield from product(larger, [[*mild, *smaller]])
@@ -117,9 +120,9 @@ def _on(cluster: Cluster) -> Callable[[Setup], Setup]:
     return move
 
 
-def _mild(setup: Setup) -> list[Remedy]:
+def _settings(setup: Setup) -> list[Remedy]:
     """Return the changes of settings that leave the parts of a step as large as they are."""
-    sampler, is_gpu = setup.sampler, setup.cluster.is_gpu
+    is_gpu = setup.cluster.is_gpu
     found = []
     if not setup.checkpointing:
         words = "set model.policy.gradient_checkpointing to true"
@@ -127,7 +130,13 @@ def _mild(setup: Setup) -> list[Remedy]:
     if is_gpu and setup.precision == "32-true" and not setup.computes_in_weights:
         words = "set trainer.precision to bf16-mixed"
         found.append(Remedy(words, lambda one: replace(one, precision="bf16-mixed")))
-    if is_gpu and (sampler.kind in ("policy", "vllm") or sampler.memory_fraction):
+    return found
+
+
+def _servers(setup: Setup) -> list[Remedy]:
+    """Return the change to servers that sample, which need GPUs of their own."""
+    sampler, found = setup.sampler, []
+    if setup.cluster.is_gpu and (sampler.kind in ("policy", "vllm") or sampler.memory_fraction):
         words = (
             "sample with servers on GPUs that no rank uses (--config engines/vllm_server with "
             "launch.devices, or with launch: null and the urls of servers on other machines)"
@@ -138,7 +147,7 @@ def _mild(setup: Setup) -> list[Remedy]:
 
 
 def _smaller(setup: Setup) -> list[Remedy]:
-    """Return the changes to the smallest parts of a step: a completion, a group at a time."""
+    """Return the changes to smaller parts of a step: a completion, some groups at a time."""
     step, sampler = setup.step, setup.sampler
     found = []
     if step.budget is not None and step.micro_batch_rows > 1:
@@ -150,8 +159,16 @@ def _smaller(setup: Setup) -> list[Remedy]:
             micro_batch_tokens=step.row_tokens,
         )
         found.append(Remedy(words, lambda one: replace(one, step=single)))
-    if sampler.kind == "policy" and step.num_rows > step.group_size:
-        words = f"lower model.engine.init_args.max_concurrent to {step.group_size}"
-        few = replace(sampler, max_concurrent=step.group_size)
-        found.append(Remedy(words, lambda one: replace(one, sampler=few)))
+    if sampler.kind == "policy":
+        for number in _fewer_at_a_time(setup):
+            words = f"lower model.engine.init_args.max_concurrent to {number}"
+            few = replace(sampler, max_concurrent=number)
+            found.append(Remedy(words, partial(replace, sampler=few)))
     return found
+
+
+def _fewer_at_a_time(setup: Setup) -> list[int]:
+    """Return smaller numbers of completions that are sampled together, of whole groups."""
+    group, most = setup.step.group_size, min(setup.step.num_rows, setup.sampler.max_concurrent)
+    numbers = {max(group, most // part // group * group) for part in (2, 4, 16, most)}
+    return sorted((one for one in numbers if one < most), reverse=True)

@@ -9,6 +9,7 @@ from setups import SIZES, make
 
 from lit_grpo.cli.estimate.memory import estimate_memory
 from lit_grpo.cli.estimate.setup import Sampler
+from lit_grpo.cli.estimate.step import step_sizes
 from lit_grpo.cli.plan.remedies import ADAPTER, find_remedy
 from lit_grpo.training import UpdateConfig
 
@@ -80,3 +81,12 @@ def test_what_has_been_changed_already_comes_first():
 @pytest.mark.parametrize("limit", [0, 1000])
 def test_there_is_none_if_a_rank_has_no_room_for_anything(limit):
     assert find_remedy(make(), limit) is None
+
+
+def test_fewer_completions_at_a_time_come_before_servers_on_further_gpus():
+    update = UpdateConfig(max_tokens_per_micro_batch=1000)
+    step = step_sizes([6] * 64, 1000, num_ranks=1, group_size=8, update=update)
+    setup = make(step=step, sampler=Sampler(max_concurrent=4096))
+    smaller = replace(setup, sampler=Sampler(max_concurrent=128))
+    assert peak(smaller) < peak(setup)
+    assert find_remedy(setup, peak(smaller)) == "lower model.engine.init_args.max_concurrent to 128"
