@@ -54,9 +54,8 @@ _OF_NAMES = "no strategy has this name; use ddp for several GPUs, fsdp2 to divid
 _OF_OTHERS = "nobody has checked that it keeps gradients and weights complete; use ddp or fsdp2"
 
 
-_CLASSES = {
-    kind.__name__: kind for kind in (FSDP2Strategy, ZeROStrategy, DDPStrategy, *dict(_WHY_REFUSED))
-}
+_NAMED: tuple[type[Strategy], ...] = (FSDP2Strategy, ZeROStrategy, DDPStrategy, *dict(_WHY_REFUSED))
+_CLASSES = {kind.__name__: kind for kind in _NAMED}
 
 
 def supported_strategy(strategy: str | Strategy) -> type[Strategy]:

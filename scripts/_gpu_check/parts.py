@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import platform
+import re
+import subprocess
+import sys
 from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -15,6 +18,7 @@ from _gpu_check.device import Device
 from _gpu_check.equality import check_equality, precision_context
 from _gpu_check.findings import Recorder
 from _gpu_check.profile import Waits, profiled
+from _gpu_check.runner import ROOT
 from _gpu_check.sizes import CheckSize
 from _gpu_check.steps import (
     NUM_STEPS,
@@ -27,6 +31,7 @@ from _gpu_check.steps import (
 )
 from _gpu_check.variants import check_variants
 
+ATTENTION_TESTS = "tests/policy/packed/test_merged_attention.py"
 LIBRARIES = ("torch", "triton", "transformers", "peft", "lightning", "trl", "vllm")
 
 
@@ -62,13 +67,30 @@ def matrix_product_tflops(device: Device, side: int) -> float:
 
 
 def tests(recorder: Recorder, device: Device, size: CheckSize) -> None:
-    """Run the trainings of the device tests; without a GPU, on the stand-in for one."""
+    """Run the trainings of the device tests; without a GPU, on the stand-in for one.
+
+    The tests of merged attention, most of which need a GPU's operators, run by pytest.
+    """
     if find_spec("pytest") is None:
         recorder.skip("device tests", "the tests' helpers need pytest, which is not installed.")
         return
     from device_trainings import check_device
 
     check_device(recorder, Device("cuda" if device.name == "cuda" else "pretend"))
+    run_tests(recorder, ATTENTION_TESTS)
+
+
+def run_tests(recorder: Recorder, path: str) -> None:
+    """Run a test file by pytest, and record its summary with the names of tests that failed."""
+    with recorder.attempt(path):
+        command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", path]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if missing := re.search(r"No module named '([^']+)'", result.stdout):
+            recorder.skip(path, f"{missing[1]} is not installed.")
+            return
+        *_, summary = "", *(result.stdout + result.stderr).splitlines()
+        failed = [line for line in result.stdout.splitlines() if line.startswith("FAILED")]
+        recorder.state(path, result.returncode == 0, "; ".join([*failed, summary]))
 
 
 def steps(recorder: Recorder, device: Device, size: CheckSize) -> None:

@@ -17,6 +17,7 @@ from _gpu_check.device import Device
 from _gpu_check.findings import Recorder
 from _gpu_check.sizes import CheckSize
 from _gpu_check.utilisation import FORMULA, peak_tflops, update_flop
+from lightning.pytorch.strategies import Strategy
 
 from lit_grpo.data import PromptLoader
 from lit_grpo.policy import Policy
@@ -128,12 +129,14 @@ def train(
     observer: Observer,
     num_steps: int,
     *,
-    strategy: str | None = None,
+    strategy: str | Callable[[], Strategy] | None = None,
     compiles: bool = False,
 ) -> GRPOModule:
     """Train for some steps; the observer keeps what they gave."""
     module = make_module(size, compile=compiles)
-    options = device.trainer_options | ({"strategy": strategy} if strategy else {})
+    options = dict(device.trainer_options)
+    if strategy is not None:
+        options["strategy"] = strategy() if callable(strategy) else strategy
     trainer = L.Trainer(
         max_steps=num_steps,
         precision=device.precision,

@@ -1,4 +1,4 @@
-"""Take steps in the ways that only a GPU can show: sharded with FSDP2, and compiled."""
+"""Take steps in the ways that only a GPU can show: sharded, offloaded and compiled."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
@@ -16,15 +17,22 @@ from _gpu_check.findings import Recorder
 from _gpu_check.sizes import CheckSize
 from _gpu_check.steps import SAMPLER_LIMIT, STEADY_METRICS, Observer, train
 
+from lit_grpo.distributed.fsdp2 import FSDP2Strategy
+
 NUM_STEPS = 2
 """The second one shows that the weights of the first have arrived where they are sampled from."""
 NUM_LAYERS = 2
 """Of the model: its layers are alike, and compiling all of them would take minutes."""
 LEAST_SECONDS = 25
 """Below this there is no time for a further variant."""
+DEEPSPEED = "DeepSpeed stage 3 on one GPU"
 VARIANTS: dict[str, dict[str, Any]] = {
     "FSDP2 on one GPU": {"strategy": "fsdp2"},
+    "FSDP2, weights and optimizer in host memory": {
+        "strategy": partial(FSDP2Strategy, cpu_offload=True)
+    },
     "policy.compile": {"compiles": True},
+    DEEPSPEED: {"strategy": "deepspeed_stage_3"},
 }
 
 
@@ -34,6 +42,8 @@ def check_variants(recorder: Recorder, device: Device, size: CheckSize) -> None:
     for name, options in VARIANTS.items():
         if device.name == "pretend":
             recorder.skip(name, "the stand-in has neither storages of its own nor a compiler.")
+        elif name == DEEPSPEED and find_spec("deepspeed") is None:
+            recorder.skip(name, "deepspeed is not installed.")
         elif recorder.seconds_left < LEAST_SECONDS:
             recorder.skip(name, f"{recorder.seconds_left:.0f} s were left.")
         else:

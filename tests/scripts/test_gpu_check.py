@@ -17,10 +17,10 @@ from processes import run_program
 
 from lit_grpo.policy.packed import block_attention
 
-aims, equality, findings, report, runner, sizes, steps, utilisation, variants = (
+aims, equality, findings, parts, report, runner, sizes, steps, utilisation, variants = (
     importlib.import_module(f"_gpu_check.{name}")
     for name in (
-        *("aims", "equality", "findings", "report", "runner"),
+        *("aims", "equality", "findings", "parts", "report", "runner"),
         *("sizes", "steps", "utilisation", "variants"),
     )
 )
@@ -64,11 +64,12 @@ def test_it_runs_without_a_gpu_and_without_packages_that_a_closed_machine_lacks(
     names = by_status(found)
     assert not names["failed"]
     resumed = ("tests", "a resumed training"), ("trl", "beside TRL")
-    assert names["skipped"] == set(resumed)
-    parts = {part for part, _ in names["passed"]}
-    assert parts == {"machine", "tests", "equality", "steps", "variants"}
+    assert names["skipped"] == {*resumed, ("variants", variants.DEEPSPEED)}
+    assert ("tests", parts.ATTENTION_TESTS) in names["passed"]
+    ended = {part for part, _ in names["passed"]}
+    assert ended == {"machine", "tests", "equality", "steps", "variants"}
     varied = [name for part, name in names["passed"] if part == "variants"]
-    assert len(varied) == 2 * len(variants.VARIANTS) == 4  # with FSDP2, and compiled
+    assert len(varied) == 2 * (len(variants.VARIANTS) - 1) == 6  # twice FSDP2, and compiled
     figures = {one["name"] for one in found["records"] if one["kind"] == "figure"}
     assert {"generation", "update", "waits, update", "MFU of the update"} <= figures
     aims = "MFU of the update", "engine alone", "bare update", "update / bare update"
@@ -85,12 +86,27 @@ def test_it_runs_on_the_pretend_device_and_says_where_the_host_waits(tmp_path):
     figures = {one["name"]: one["value"] for one in found["records"] if one["kind"] == "figure"}
     assert figures["waits, update"] == 1  # whether the gradient is finite
     assert figures["waits, generation"] <= sizes.TINY.workload.max_tokens + 3
-    parts = figures["larger model: engine alone"] + figures["larger model: bare update"]
+    alone = figures["larger model: engine alone"] + figures["larger model: bare update"]
     ratio = figures["larger model: step / (engine alone + bare update)"]
     # Completions of this vocabulary may end early, where the engine's rate counts.
-    assert ratio >= figures["larger model: step"] / parts > 0
+    assert ratio >= figures["larger model: step"] / alone > 0
     (table,) = [one for one in found["records"] if one.get("title", "").startswith("where")]
     assert ["update", "distributed/gradients.py take", "1"] in table["rows"]
+
+
+def test_a_test_file_passes_or_is_told_with_its_failed_tests(recorder, tmp_path):
+    path = tmp_path / "test_it.py"
+    for code, status in (
+        ("assert True", "passed"),
+        ("assert False", "failed"),
+        ("import lacking", "skipped"),
+    ):
+        path.write_text(f"def test_it():\n    {code}\n")
+        parts.run_tests(recorder, str(path))
+        assert statuses(recorder) == {str(path): status}
+    _, failed, skipped = [one["detail"] for one in findings.read(recorder.path)]
+    assert "test_it.py::test_it" in failed
+    assert skipped == "lacking is not installed."
 
 
 def test_a_part_without_time_is_skipped_with_the_reason(capsys):

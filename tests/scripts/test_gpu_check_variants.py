@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from forked import run_in_processes
+from needs import needs_deepspeed
 
 findings, sizes, variants = (
     importlib.import_module(f"_gpu_check.{name}") for name in ("findings", "sizes", "variants")
@@ -34,6 +35,15 @@ def test_a_variant_that_fails_leaves_the_next_one_alone(tmp_path):
     (found,) = run_in_processes(partial(statuses_of_variants, tmp_path / "records", tried))
     assert found.pop("failing") == "failed"
     assert len(found) == 2
+    assert {*found.values()} == {"passed"}
+
+
+@needs_deepspeed
+@pytest.mark.slow  # imports DeepSpeed, which takes seconds
+def test_steps_with_deepspeed_and_with_weights_in_host_memory_train(tmp_path):
+    tried = {name: one for name, one in variants.VARIANTS.items() if "strategy" in one}
+    (found,) = run_in_processes(partial(statuses_of_variants, tmp_path / "records", tried))
+    assert len(found) == 2 * len(tried) == 6
     assert {*found.values()} == {"passed"}
 
 

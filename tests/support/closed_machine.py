@@ -13,7 +13,10 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-PACKAGES = ("torch", "transformers", "peft", "lightning", "numpy", "rich", "pandas", "pytest")
+PACKAGES = (
+    *("torch", "transformers", "peft", "lightning", "numpy"),
+    *("rich", "pandas", "pytest", "hypothesis"),
+)
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 

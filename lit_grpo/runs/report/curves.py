@@ -70,15 +70,13 @@ STEP_PHASES = {
 }
 
 
-def draw_curves(runs: Sequence[Run]) -> Path:
-    """Draw the stages of one training behind each other, in ``curves.png`` of the last run."""
-    path = runs[-1].path / "curves.png"
+def draw_curves(runs: Sequence[Run], path: Path) -> None:
+    """Draw the stages of one training behind each other."""
     with open_picture(path, runs) as (figure, panels):
         title = "  →  ".join(run.label for run in runs)
         figure.suptitle(title, x=0.012, ha="left", fontsize=13, color=INK)
         for panel, ax in panels:
             draw_panel(ax, panel, runs)
-    return path
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The model card of a final model, ``final/README.md``, with the header that the Hub reads.
+"""The model card of a final model, ``final/README.md``, with its curves and the Hub's header.
 
 It is made from the trainer and the module, so that it also works without a ``config.yaml``.
 """
@@ -21,7 +21,7 @@ from lit_grpo.runs.checkpoints.resume import enclosing_run
 from lit_grpo.runs.files.config import read_config
 from lit_grpo.runs.files.event_log import Event, read_starts
 from lit_grpo.runs.files.secrets import without_secrets
-from lit_grpo.runs.report.history import ACCURACY, UNSCORED, load_runs
+from lit_grpo.runs.report.history import ACCURACY, UNSCORED, Run, load_runs
 from lit_grpo.types import UserError, import_path, plain_value
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ RESULTS = {
     "Reward": "reward/mean",
     "SFT loss": "sft/loss",
 }
+MIN_STEPS_OF_CURVES = 10
 MODULE_SETTINGS = (
     "group_size", "sampling", "objective", "advantage", "update", "lr_schedule", "warmup_steps",
     "seed",
@@ -42,9 +43,15 @@ MODULE_SETTINGS = (
 def write_model_card(
     directory: Path, run_dir: Path, trainer: L.Trainer, module: L.LightningModule
 ) -> None:
-    """Write ``README.md`` into the directory of a final model; log a warning if that fails."""
-    with _kept_from_failing():
-        _make_card(run_dir, trainer, module).save(directory / "README.md")
+    """Write ``README.md`` and ``curves.png`` into the directory of a final model.
+
+    A card or a picture that fails is left out with a warning.
+    """
+    with _kept_from_failing("model card"):
+        run = _load_run(run_dir)
+        has_curves = run is not None and _draw_curves(run, directory / "curves.png")
+        card = _make_card(run_dir, run, trainer, module, has_curves=has_curves)
+        card.save(directory / "README.md")
 
 
 def write_exported_card(directory: Path, checkpoint: Path, policy: Any) -> None:
@@ -55,7 +62,7 @@ def write_exported_card(directory: Path, checkpoint: Path, policy: Any) -> None:
         checkpoint: If it lies in the directory of its run, the card names that, and shows the
             settings of its ``config.yaml``.
     """
-    with _kept_from_failing():
+    with _kept_from_failing("model card"):
         of_run, settings, changes = "", {}, ""
         if (run_dir := enclosing_run(checkpoint)) is not None:
             of_run = f" of {'/'.join(run_dir.resolve().parts[-2:])}"
@@ -79,15 +86,36 @@ def write_exported_card(directory: Path, checkpoint: Path, policy: Any) -> None:
 
 
 @contextmanager
-def _kept_from_failing() -> Iterator[None]:
-    """Log a warning if a card fails, which must not lose the model."""
+def _kept_from_failing(name: str) -> Iterator[None]:
+    """Log a warning if a file beside the model fails, which must not lose the model."""
     try:
         yield
     except Exception as error:
-        log.warning("no model card was written (%s: %s)", type(error).__name__, error)
+        log.warning("no %s was written (%s: %s)", name, type(error).__name__, error)
 
 
-def _make_card(run_dir: Path, trainer: L.Trainer, module: Any) -> ModelCard:
+def _load_run(run_dir: Path) -> Run | None:
+    try:
+        (run,) = load_runs([run_dir])
+    except UserError:  # a trainer without loggers
+        return None
+    return run
+
+
+def _draw_curves(run: Run, path: Path) -> bool:
+    """Draw the curves of a run that is long enough for them; return whether there are any."""
+    if run.num_steps < MIN_STEPS_OF_CURVES:
+        return False
+    with _kept_from_failing(path.name):
+        from lit_grpo.runs.report.curves import draw_curves  # matplotlib takes a second
+
+        draw_curves([run], path)
+    return path.exists()
+
+
+def _make_card(
+    run_dir: Path, run: Run | None, trainer: L.Trainer, module: Any, *, has_curves: bool
+) -> ModelCard:
     is_grpo = hasattr(module, "group_size")
     facts = {
         "Trained with": f"lit-grpo {__version__}, {trainer.global_step} optimizer steps",
@@ -99,9 +127,9 @@ def _make_card(run_dir: Path, trainer: L.Trainer, module: Any) -> ModelCard:
         "Changed at resumes": _describe_changes(run_dir),
     }
     method = "GRPO" if is_grpo else "SFT"
-    return _fill(
-        module.policy, method, facts, _results(run_dir), _settings(run_dir, trainer, module)
-    )
+    results = {} if run is None else _results(run)
+    settings = _settings(run_dir, trainer, module)
+    return _fill(module.policy, method, facts, results, settings, has_curves=has_curves)
 
 
 def _fill(
@@ -110,6 +138,8 @@ def _fill(
     facts: Mapping[str, str],
     results: Mapping[str, tuple[float, float | None]],
     settings: str,
+    *,
+    has_curves: bool = False,
 ) -> ModelCard:
     """Return the card of a model; facts without a text are left out."""
     is_adapter = policy.lora is not None and not policy.merge_lora
@@ -125,6 +155,7 @@ def _fill(
         title=f"{method} from {_start(policy)}",
         facts={name: value for name, value in facts.items() if value},
         results=results,
+        has_curves=has_curves,
         is_adapter=is_adapter,
         settings=settings,
     )
@@ -207,15 +238,11 @@ def _describe_changes(run_dir: Path) -> str:
     )
 
 
-def _results(run_dir: Path) -> dict[str, tuple[float, float | None]]:
+def _results(run: Run) -> dict[str, tuple[float, float | None]]:
     """Return the first and the last value of each result that was logged; None if it was one.
 
     The name of a result says at which step its last value was measured, if not at the end.
     """
-    try:
-        (run,) = load_runs([run_dir])
-    except UserError:  # a trainer without loggers
-        return {}
     logged = [(name, metric) for name, metric in RESULTS.items() if run.has(metric)]
     notes = {}
     if fraction := run.unscored_fractions.get(UNSCORED):

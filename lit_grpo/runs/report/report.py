@@ -93,7 +93,7 @@ def _page_path(runs: Sequence[Run]) -> Path:
 def _report(runs: Sequence[Run], page: Path, read_up_to: int | None) -> None:
     with _writing(page):
         if are_stages(runs):
-            draw_curves(runs)
+            draw_curves(runs, runs[-1].path / "curves.png")
         else:
             draw_comparison(runs, page.with_suffix(".png"))
         write_page(runs, page, read_up_to=read_up_to)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 
 import pandas as pd
 import pytest
 import yaml
 from cli_base import BASE
 from huggingface_hub import ModelCard
+from PIL import Image
 from run_logs import close_logs, workplace
 from small_runs import make_module, make_trainer
 from tiny import tiny_policy
@@ -22,12 +24,13 @@ from lit_grpo.policy import LoRA, Policy
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rollout import Sampling
 from lit_grpo.runs.files.event_log import Event, append_event, now
-from lit_grpo.runs.report.model_card import write_model_card
+from lit_grpo.runs.report import model_card
+from lit_grpo.runs.report.model_card import MIN_STEPS_OF_CURVES, write_model_card
 
 
-def fit(run_dir, module, data=None):
+def fit(run_dir, module, data=None, max_steps=2):
     data = data or AdditionData(1, train_size=4, validation_size=2, prompts_per_step=2)
-    settings = {"accelerator": "cpu", "enable_progress_bar": False, "max_steps": 2}
+    settings = {"accelerator": "cpu", "enable_progress_bar": False, "max_steps": max_steps}
     try:
         Trainer(run_dir, **settings).fit(module, data)
     finally:
@@ -83,6 +86,23 @@ def test_the_results_are_the_first_and_the_last_of_the_run(commanded):
     for name, metric in {"Held-out accuracy": "val/accuracy", "Reward": "reward/mean"}.items():
         values = metrics[metric].dropna()
         assert results(card)[name] == pytest.approx((values.iloc[0], values.iloc[-1]), abs=1e-3)
+
+
+def test_a_run_of_some_length_has_its_curves_in_the_card(tmp_path, commanded):
+    assert "curves.png" not in commanded[1].text  # of two steps
+    card = fit(tmp_path, make_module(group_size=2), max_steps=MIN_STEPS_OF_CURVES)
+    assert "![Curves of the training](curves.png)" in card.text
+    assert Image.open(tmp_path / "final/curves.png").width > 500
+
+
+def test_a_picture_that_cannot_be_drawn_leaves_the_card(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(model_card, "MIN_STEPS_OF_CURVES", 1)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # not installed
+    monkeypatch.delitem(sys.modules, "lit_grpo.runs.report.curves", raising=False)
+    card = fit(tmp_path, make_module(group_size=2))
+    assert "curves.png" not in card.text
+    assert "Reward" in results(card)
+    assert "no curves.png was written (ModuleNotFoundError" in caplog.text
 
 
 def test_the_code_of_the_card_loads_the_model(commanded, monkeypatch):

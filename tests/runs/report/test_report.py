@@ -95,7 +95,7 @@ def test_only_quantities_with_data_get_a_panel(tmp_path):
 def test_a_kl_that_is_always_zero_is_not_shown_and_a_loss_that_is_zero_is(tmp_path):
     run = make_run(tmp_path / "run", "step,seconds,policy/kl,policy/loss\n0,1,0.0,0.0\n")
     assert titles(run) == ["Policy loss"]
-    draw_curves(load_runs([run]))
+    draw_curves(load_runs([run]), tmp_path / "curves.png")
 
 
 def test_a_run_without_any_known_metric_still_makes_a_picture(tmp_path):
@@ -109,7 +109,8 @@ def test_long_noisy_runs_and_samples_are_drawn(tmp_path):
     lines = ["step,seconds,reward/mean,val/accuracy,val/avg@4,val/pass@4"]
     lines += [f"{n},{n},{n % 7},{n / 200},{n / 300},{n / 200}" for n in steps]
     run = make_run(tmp_path / "run", "\n".join(lines) + "\n")
-    assert draw_curves(load_runs([run])).stat().st_size > 10_000
+    draw_curves(load_runs([run]), tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 def test_the_summary_of_a_warm_up_and_grpo_shows_accuracy_before_and_after(tmp_path, capsys):
