@@ -17,12 +17,16 @@ from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.runs.files.events import Event, EventKind
 from lit_grpo.types import UserError
+from lit_grpo.types.field_types import checks_types
+from lit_grpo.types.keywords import checks_keywords
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 10.0
 
 
+@checks_keywords
+@checks_types
 class Alerts(Callback):
     """Send the events of a run to a command or a webhook.
 

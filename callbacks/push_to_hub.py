@@ -13,10 +13,14 @@ from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import setting_error
+from lit_grpo.types.field_types import checks_types
+from lit_grpo.types.keywords import checks_keywords
 
 log = logging.getLogger(__name__)
 
 
+@checks_keywords
+@checks_types
 class PushToHub(Callback):
     """Upload ``final/`` with its model card to the Hugging Face Hub when training is done.
 

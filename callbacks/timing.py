@@ -20,6 +20,8 @@ from lit_grpo.rewards import Reward
 from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.runs.files.events import record_event
 from lit_grpo.types import RolloutBatch, Stage
+from lit_grpo.types.field_types import checks_types
+from lit_grpo.types.keywords import checks_keywords
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ MIN_WAITING_STEPS = 3
 """So many of the watched steps must wait: the start of a worker or a client takes long once."""
 
 
+@checks_keywords
+@checks_types
 class TimingLog(Callback):
     """Log ``timing/…`` and ``perf/…`` with the step's other metrics.
 

@@ -124,7 +124,7 @@ class Judge:
     extra_body: Mapping[str, Any] | None = None
     limits: Limits = Limits()
     price: Price | None = None
-    cache: Path | None = None
+    cache: str | Path | None = None
 
     def __post_init__(self) -> None:
         check_fields("judge", self)

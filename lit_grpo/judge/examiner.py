@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from lit_grpo.judge.cache import VerdictCache, cache_key
@@ -57,7 +58,7 @@ class Examiner:
 
     def __post_init__(self) -> None:
         if self.judge.cache is not None:
-            self._cache = VerdictCache(self.judge.cache)
+            self._cache = VerdictCache(Path(self.judge.cache))
         self.client = JudgeClient(self.judge)
 
     async def close(self) -> None:

@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 from lit_grpo.rewards.reward import Reward, setting_key
 from lit_grpo.types import Completion, Prompt, setting_error
+from lit_grpo.types.field_types import checks_types
 
 
+@checks_types
 class FormatReward(Reward):
     """Score a completion by whether it matches a regular expression.
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 from lit_grpo.rewards.function_path import load_function
 from lit_grpo.rewards.reward import Reward, Value
 from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError
+from lit_grpo.types.field_types import checks_types
 from lit_grpo.types.spelling import did_you_mean
 
 OF_TRAINER = {"trainer_state", "log_extra", "log_metric"}
@@ -17,6 +18,7 @@ OF_TRAINER = {"trainer_state", "log_extra", "log_metric"}
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
+@checks_types
 class FunctionReward(Reward):
     """Call a reward function with TRL's signature or, if it takes ``solution_str``, with verl's.
 

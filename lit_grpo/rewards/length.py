@@ -6,8 +6,10 @@ from typing import Any
 
 from lit_grpo.rewards.reward import Reward, setting_key
 from lit_grpo.types import Completion, Prompt, check_range
+from lit_grpo.types.field_types import checks_types
 
 
+@checks_types
 class LengthReward(Reward):
     """Score the completion length by a linear ramp, constant below and above it.
 

@@ -148,6 +148,13 @@ class RolloutEngine(ABC):
             UserError: they cannot.
         """
 
+    def check_installation(self) -> None:  # noqa: B027 - optional
+        """Check that this machine has what rank 0 starts for the engine, before it loads a model.
+
+        Raises:
+            UserError: something is missing.
+        """
+
     def default_dtype(self, policy: SampledPolicy) -> str:
         """Return the data type of a copy of the weights to sample with.
 

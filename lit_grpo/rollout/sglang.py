@@ -55,6 +55,7 @@ class SGLangAPI(ServerAPI):
     Each sample is requested separately, because all samples of a request have the same seed.
     """
 
+    package = "sglang"
     requirements = (
         "--enable-deterministic-inference; for adapters also --enable-lora, --max-lora-rank and "
         "--lora-target-modules"

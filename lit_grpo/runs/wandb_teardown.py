@@ -25,6 +25,8 @@ from lit_grpo.concurrency import call_with_timeout
 from lit_grpo.runs.files.events import record_event
 from lit_grpo.stopping import ExitCode, exit_code_of_error, get_stop_reason, how_it_ended
 from lit_grpo.types import check_range
+from lit_grpo.types.field_types import checks_types
+from lit_grpo.types.keywords import checks_keywords
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ def write_into_run(logger: WandbLogger, run_dir: str | Path) -> None:
         logger._save_dir = logger._wandb_init["dir"] = str(run_dir)
 
 
+@checks_keywords
+@checks_types
 class WandbTeardown(Callback):
     """Give every wandb call a timeout, and continue without wandb after the first failure.
 

@@ -148,6 +148,8 @@ class PolicyModule(L.LightningModule):
         samples_with_policy = self.engine.samples_with_policy
         warn_of_casts(self.policy, self.trainer, samples_with_policy=samples_with_policy)
         self.engine.check_processes(self.trainer.world_size, self.trainer.num_nodes)
+        if self.trainer.node_rank == 0:
+            self.engine.check_installation()
         self.engine.precision = self.trainer.precision
         self.engine.on_wait = self._waiting.take_part
         self.evaluation.suite.start(self.reasoning)

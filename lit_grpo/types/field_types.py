@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from numbers import Integral
+from contextlib import suppress
+from functools import cache, wraps
+from inspect import signature
+from numbers import Integral, Real
 from os import PathLike
 from types import NoneType, UnionType
-from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from lit_grpo.types.settings import setting_error
 
@@ -21,6 +23,8 @@ IN_WORDS = {
     Mapping: "a dict",
     NoneType: "None",
 }
+
+Class = TypeVar("Class", bound=type)
 
 
 def check_fields(key: str, config: Any) -> None:
@@ -46,6 +50,22 @@ def check_init(key: str, kind: Any, given: Mapping[str, Any]) -> None:
     for name, hint in _hints(kind.__init__).items():
         if name in given:
             check_value(f"{key}.{name}", given[name], hint)
+
+
+def checks_types(of: Class) -> Class:
+    """Let the constructor of a plugin check the types of its arguments; its signature stays."""
+    init = of.__init__  # type: ignore[misc]
+    parameters = signature(init)
+
+    @wraps(init)
+    def checked(self: object, *args: object, **keywords: object) -> None:
+        with suppress(TypeError):  # too many or unknown ones, which the constructor refuses
+            given = parameters.bind_partial(self, *args, **keywords).arguments
+            check_init(f"{type(self).__name__}.init_args", of, given)
+        init(self, *args, **keywords)
+
+    of.__init__ = checked  # type: ignore[misc]
+    return of
 
 
 def check_value(key: str, value: Any, hint: Any) -> None:
@@ -78,12 +98,18 @@ def _fits(value: Any, hint: Any) -> bool:
         return callable(value)
     if kind is int:
         return isinstance(value, Integral) and not isinstance(value, bool)
-    if kind in (float, Any) or not isinstance(kind, type) or Protocol in kind.__mro__:
+    if kind is float:
+        return isinstance(value, Real) and not isinstance(value, bool)
+    if kind is Any or not isinstance(kind, type) or Protocol in kind.__mro__:
         return True
     if kind in LISTS:
         allowed = _options(inner[0]) if inner else (Any,)
         is_list = isinstance(value, list | tuple)
         return is_list and all(any(_fits(item, one) for one in allowed) for item in value)
+    if kind in (dict, Mapping) and len(inner) == 2:
+        allowed = _options(inner[1])
+        is_dict = isinstance(value, Mapping)
+        return is_dict and all(any(_fits(one, kind) for kind in allowed) for one in value.values())
     return isinstance(value, (str, PathLike) if kind is str else kind)
 
 
@@ -95,8 +121,14 @@ def _words(hint: Any) -> list[str]:
     if kind is Callable:
         return ["a function"]
     if kind in LISTS:
-        return [f"a list of {' or '.join(map(_plural, _options(inner[0])))}" if inner else "a list"]
+        return [f"a list of {_of(inner[0])}" if inner else "a list"]
+    if kind in (dict, Mapping) and len(inner) == 2 and inner[1] is not Any:
+        return [f"a dict of {_of(inner[1])}"]
     return [IN_WORDS.get(kind, f"of type {getattr(kind, '__name__', kind)}")]
+
+
+def _of(inner: Any) -> str:
+    return " or ".join(map(_plural, _options(inner)))
 
 
 def _plural(hint: Any) -> str:

@@ -1,5 +1,4 @@
 import traceback
-from pathlib import Path
 
 import pytest
 import yaml
@@ -118,6 +117,6 @@ def test_a_judge_is_read_from_yaml_with_all_its_parts(tmp_path):
         temperature=None,
         limits=Limits(requests_per_minute=60, max_cost_usd=5),
         price=Price(prompt=2, completion=8),
-        cache=Path(tmp_path),
+        cache=str(tmp_path),
         extra_body={"reasoning_effort": "low"},
     )

@@ -1,5 +1,6 @@
 import math
 import re
+import sys
 
 import pytest
 import torch
@@ -7,7 +8,7 @@ from small_runs import fit, make_module, make_trainer
 from tiny import tiny_policy
 
 from lit_grpo.rewards import MathReward
-from lit_grpo.rollout import SGLangEngine, VLLMEngine
+from lit_grpo.rollout import Launch, SGLangEngine, VLLMEngine
 from lit_grpo.training import Evaluation, GRPOModule
 from lit_grpo.types import UserError
 
@@ -54,6 +55,13 @@ def test_processes_that_an_engine_cannot_have_are_refused_before_the_model_is_lo
     module = make_module(engine=VLLMEngine())
     module.trainer = make_trainer(devices=2)
     with pytest.raises(UserError, match="VLLMEngine needs a run with a single process"):
+        module.setup("fit")
+
+
+def test_servers_without_their_package_are_refused_before_the_model_is_loaded():
+    module = make_module(engine=SGLangEngine(launch=Launch(python=sys.executable)))
+    module.trainer = make_trainer()
+    with pytest.raises(UserError, match=r"has no package sglang.* Install it there, or set model"):
         module.setup("fit")
 
 

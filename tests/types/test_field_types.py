@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 import lit_grpo
-from lit_grpo.callbacks import Checkpoints, StallWatchdog
+from lit_grpo.callbacks import Alerts, Checkpoints, HealthMonitor, StallWatchdog, TimingLog
 from lit_grpo.data import AdditionData, PromptData
 from lit_grpo.judge import Judge
 from lit_grpo.objective import (
@@ -23,7 +23,7 @@ from lit_grpo.objective import (
     SamplerMask,
 )
 from lit_grpo.policy import LoRA, Policy
-from lit_grpo.rewards import FormatReward, RankingReward, ScorerReward
+from lit_grpo.rewards import FormatReward, JudgeReward, MathReward, RankingReward, ScorerReward
 from lit_grpo.rollout import Sampling, SGLangEngine, VLLMEngine, VLLMServerEngine
 from lit_grpo.training import GRPOModule, UpdateConfig
 from lit_grpo.types import UserError, check_fields, check_value
@@ -45,6 +45,7 @@ class Section:
     inner: Inner = Inner
     others: Sequence[Inner] | None = None
     columns: Mapping[str, Any] | None = None
+    named: dict[str, Inner] = field(default_factory=dict)
     anything: Any = None
 
 
@@ -58,17 +59,20 @@ GOOD = {
     "inner": [Inner()],
     "others": [[Inner()], (), None],
     "columns": [{}, os.environ, None],
+    "named": [{}, {"a": Inner()}],
     "anything": [3, "x"],
 }
 BAD = {
     "choice": [("c", "a, b or a function, got 'c'"), (1, "a, b or a function")],
     "texts": [("xy", "a list of texts, got 'xy'"), ([1], r"a list of texts, got \[1\]")],
     "number": [(3.0, "an integer or None, got 3.0"), (True, "an integer or None")],
+    "share": [("0.5", "a number, got '0.5'"), (True, "a number, got True")],
     "is_on": [("no", "True or False, got 'no'")],
     "path": [(3, "a text or None, got 3")],
     "inner": [(0.1, "of type Inner, got 0.1")],
     "others": [([1], "a list of Inner or None"), (Inner(), "a list of Inner or None")],
     "columns": [([], "a dict or None")],
+    "named": [({"a": {"number": 1}}, "a dict of Inner, got")],
 }
 
 
@@ -128,6 +132,12 @@ def module(**settings):
         (lambda: SGLangEngine(weight_sync="adapters"), "auto, full or adapter"),
         (lambda: VLLMServerEngine(weight_transfer="ram"), "disk or nccl"),
         (lambda: VLLMEngine(dtype="half"), "float32, bfloat16, float16 or None"),
+        (lambda: JudgeReward("gpt-5-mini"), "of type Judge, got 'gpt-5-mini'"),
+        (lambda: RankingReward({"model": "m"}), "of type Judge, got {'model': 'm'}"),
+        (lambda: MathReward(correct="yes"), "a number, got 'yes'"),
+        (lambda: HealthMonitor(rules={"truncated": {"patience": 20}}), "a dict of Rule or None"),
+        (lambda: Alerts(command=5), "a text, a list of texts or None, got 5"),
+        (lambda: TimingLog(stages="yes"), "True or False, got 'yes'"),
         (lambda: VLLMServerEngine(urls="http://127.0.0.1:1"), "a list of texts or None"),
     ],
 )

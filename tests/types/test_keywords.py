@@ -5,7 +5,7 @@ from inspect import signature
 
 import pytest
 
-import lit_grpo
+import lit_grpo.callbacks
 from lit_grpo import GRPOModule, SFTModule
 from lit_grpo.types import UserError
 from lit_grpo.types.keywords import NAMES, _in_program
@@ -69,6 +69,7 @@ def test_every_name_of_other_libraries_has_a_place_in_a_program():
         (lit_grpo.PromptData, "train_dataset", "Set train of PromptData."),
         (lit_grpo.PromptData, "num_generations", "Set group_size of GRPOModule."),
         (lit_grpo.MathReward, "wieght", "Did you mean weight?"),
+        (lit_grpo.callbacks.Checkpoints, "every_n_step", "Did you mean every_n_steps?"),
     ],
 )
 def test_the_parts_of_a_module_refuse_them_too(made, keyword, instead):

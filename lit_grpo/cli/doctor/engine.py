@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from lit_grpo.cli.built_run import BuiltRun, NotChecked
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, remark
-from lit_grpo.cli.doctor.machine import package_of
 from lit_grpo.concurrency import EventLoopThread
 from lit_grpo.rollout import HFEngine, Launch, VLLMEngine, VLLMServerEngine, VLLMTeacher
 from lit_grpo.rollout.server.api_key import choose_key
 from lit_grpo.rollout.server.endpoint import Endpoint, RequestRefused, ServerError
 from lit_grpo.rollout.server.engine import ServedEngine
-from lit_grpo.rollout.server.launching import choose_ports
+from lit_grpo.rollout.server.launching import check_program, choose_ports, installed_version
 from lit_grpo.rollout.vllm.sampling import check_sampling, max_adapter_rank
 from lit_grpo.rollout.vllm.server import VLLMAPI
 from lit_grpo.rollout.weights.sync import sends_adapter
 
 KEY = "model.engine.init_args"
 ANSWER_SECONDS = 10.0
-START_SECONDS = 60.0
-"""Longest time that another Python may take to tell a version."""
 FITTING = "logprobs_mode {mode} fits the sampling parameters."
-ASK_VERSION = (
-    "import importlib.metadata as m, importlib.util as u; "
-    "print(m.version({name!r}) if u.find_spec({name!r}) else '')"
-)
 
 
 def check_engine(run: BuiltRun) -> Iterator[Finding]:
@@ -80,7 +70,7 @@ def check_teacher(run: BuiltRun) -> Iterator[Finding]:
 def _in_process(engine: VLLMEngine, run: BuiltRun) -> Iterator[Finding]:
     check_sampling(run.module.sampling, engine.logprobs_mode)
     _check_rank(engine, run)
-    version = _version_in(sys.executable, "vllm")
+    version = installed_version(sys.executable, "vllm")
     if not version:
         yield failed(
             "vLLM is not installed in this environment.",
@@ -106,45 +96,13 @@ def _check_rank(engine: VLLMEngine | ServedEngine, run: BuiltRun) -> None:
 
 def _launched(engine: ServedEngine, launch: Launch, run: BuiltRun) -> Iterator[Finding]:
     """Check what a server is started with."""
-    if package_of(engine) == "vllm":
+    if engine.api.package == "vllm":
         _check_rank(engine, run)
-    program = launch.program[0] if launch.program else launch.python or sys.executable
-    if shutil.which(program) is None:
-        setting = "program" if launch.program else "python"
-        yield failed(
-            f"there is no program {program} to start the server with (looked in PATH and in "
-            f"{Path.cwd()}).",
-            f"Set {KEY}.launch.{setting}.",
-        )
-    elif launch.program:
-        yield ok(f"The run starts {launch.num_servers} server(s) with {shutil.which(program)}.")
-    else:
-        yield _installed(engine, program, launch)
+    program, version = check_program(launch, engine.api.package)
+    server = f"{engine.api.package} {version} of {program}" if version else program
+    yield ok(f"The run starts {launch.num_servers} server(s) with {server}.")
     choose_ports(launch)
     yield from _length(launch.max_model_len, f"{KEY}.launch.max_model_len", run)
-
-
-def _installed(engine: ServedEngine, python: str, launch: Launch) -> Finding:
-    name = package_of(engine)
-    if not name:
-        return ok(f"The run starts {launch.num_servers} server(s) with {python}.")
-    version = _version_in(python, name)
-    if not version:
-        return failed(
-            f"{python} has no package {name}.",
-            f"Install it there, or set {KEY}.launch.python to the interpreter of the environment "
-            "that has it.",
-        )
-    return ok(f"The run starts {launch.num_servers} server(s) with {name} {version} of {python}.")
-
-
-def _version_in(python: str, package: str) -> str:
-    """Return the version of a package in the environment of an interpreter; empty without it."""
-    command = [python, "-c", ASK_VERSION.format(name=package)]
-    with suppress(OSError, subprocess.SubprocessError):
-        result = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS)
-        return result.stdout.strip() if result.returncode == 0 else ""
-    return ""
 
 
 def _running(engine: ServedEngine, run: BuiltRun) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from lit_grpo.cli.built_run import BuiltRun
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, remark
-from lit_grpo.rollout import SGLangEngine, VLLMEngine, VLLMServerEngine
+from lit_grpo.rollout import VLLMEngine
 from lit_grpo.rollout.server.engine import ServedEngine
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -94,8 +94,7 @@ def _engine_packages(run: BuiltRun) -> list[str]:
 
 def package_of(engine: VLLMEngine | ServedEngine) -> str:
     """Return the package that has the server or the engine itself; empty if it is not known."""
-    kinds = {VLLMEngine: "vllm", VLLMServerEngine: "vllm", SGLangEngine: "sglang"}
-    return next((name for kind, name in kinds.items() if isinstance(engine, kind)), "")
+    return "vllm" if isinstance(engine, VLLMEngine) else engine.api.package
 
 
 def _is_installed(name: str) -> bool:

@@ -27,6 +27,7 @@ from lit_grpo.types import (
     check_range,
     setting_error,
 )
+from lit_grpo.types.field_types import checks_types
 
 if TYPE_CHECKING:
     from lit_grpo.data.rows.scored_answers import ScoredAnswers
@@ -49,6 +50,7 @@ class Alignment:
     """0 to 1."""
 
 
+@checks_types
 class RubricAlignmentReward(JudgedReward):
     """How well a rubric orders the stored answers of its row.
 

@@ -12,10 +12,12 @@ from lit_grpo.distributed.ranks import gather_objects
 from lit_grpo.judge import Examiner, Finding, Form, Item, Judge, JudgeTemplate
 from lit_grpo.rewards.reward import Reward, setting_key, started
 from lit_grpo.types import Measurements, Prompt, Score, UserError, check_range
+from lit_grpo.types.field_types import checks_types
 
 NUM_SHOWN = 5
 
 
+@checks_types
 class JudgedReward(Reward):
     """Ask a language model for verdicts. A subclass defines the items and their values.
 

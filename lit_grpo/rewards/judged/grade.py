@@ -9,8 +9,10 @@ from lit_grpo.judge import Form, Grade, Judge, Text
 from lit_grpo.rewards.judged.base import JudgedReward, question_of
 from lit_grpo.rewards.reward import setting_key
 from lit_grpo.types import Completion, Prompt, Score, check_range
+from lit_grpo.types.field_types import checks_types
 
 
+@checks_types
 class JudgeReward(JudgedReward):
     """A judge's grade from 0 to ``highest``, scaled to a value from 0 to 1.
 

@@ -15,12 +15,14 @@ from lit_grpo.judge import Finding, Form, Judge, Order, Text
 from lit_grpo.rewards.judged.base import JudgedReward, agreement, failed_score, question_of
 from lit_grpo.rewards.reward import setting_key
 from lit_grpo.types import Completion, Prompt, Score, check_value
+from lit_grpo.types.field_types import checks_types
 
 Kind = Literal["listwise", "pairwise"]
 MIN_ANSWERED = 0.5
 """Share of a completion's comparisons that must succeed for it to have a value."""
 
 
+@checks_types
 class RankingReward(JudgedReward):
     """The share of siblings that a completion is ranked above, from 0 to 1.
 

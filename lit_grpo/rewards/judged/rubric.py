@@ -21,6 +21,7 @@ from lit_grpo.rewards.judged.base import (
 )
 from lit_grpo.rewards.reward import setting_key
 from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, check_range, parse_json
+from lit_grpo.types.field_types import checks_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Criterion:
     """Negative if the criterion describes a fault."""
 
 
+@checks_types
 class RubricReward(JudgedReward):
     """The points of the criteria that are met, divided by the sum of the positive points.
 

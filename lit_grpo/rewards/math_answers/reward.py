@@ -26,6 +26,7 @@ from lit_grpo.rewards.math_answers.extraction import (
 from lit_grpo.rewards.reward import Reward, setting_key, started
 from lit_grpo.rewards.workers.pool import WorkerError, WorkerPool
 from lit_grpo.types import Completion, Prompt, UserError, check_range
+from lit_grpo.types.field_types import checks_types
 
 FUNCTIONS = Path(__file__).with_name("worker.py")
 MAX_MEMORY_GB = 4.0
@@ -35,6 +36,7 @@ NUM_SHOWN = 5
 _read_golds = lru_cache(maxsize=100_000)(read_golds)
 
 
+@checks_types
 class MathReward(Reward):
     r"""Score a completion by whether its final answer equals ``prompt.answer``, or one of its list.
 

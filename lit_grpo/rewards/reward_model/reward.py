@@ -21,6 +21,7 @@ from lit_grpo.rewards.reward_model.model import (
     load_scorer,
 )
 from lit_grpo.types import Completion, Prompt, Score, check_range, check_value
+from lit_grpo.types.field_types import checks_types
 
 MIN_EQUAL_ROWS = 16
 """Number of consecutive rows with equal values at which the first warning is logged."""
@@ -28,6 +29,7 @@ MIN_EQUAL_ROWS = 16
 _log = logging.getLogger(__name__)
 
 
+@checks_types
 class ScorerReward(Reward):
     """The output of a sequence classifier (``AutoModelForSequenceClassification``).
 

@@ -112,6 +112,9 @@ class ServerAPI(ABC):
     requirements: str
     """What an externally started server must have been started with."""
 
+    package: str = ""
+    """The Python package that has the server; empty if it is not known."""
+
     reads_files = True
     """Whether it reads full weights from files; otherwise they are sent from host memory."""
 

@@ -38,6 +38,7 @@ from lit_grpo.rollout.server.config import Supervision
 from lit_grpo.rollout.server.directory import EngineDirectory
 from lit_grpo.rollout.server.dispatch import Dispatcher, RequestLimits
 from lit_grpo.rollout.server.launching import (
+    check_program,
     choose_ports,
     launched_url,
     process_starters,
@@ -133,6 +134,15 @@ class ServedEngine(RolloutEngine):
         """
         if num_nodes > 1:
             check_shared_servers(num_nodes, self.launch, self.urls, self._configured_directory)
+
+    def check_installation(self) -> None:
+        """Check that the servers can be started.
+
+        Raises:
+            UserError: they cannot.
+        """
+        if self.launch is not None:
+            check_program(self.launch, self.api.package)
 
     def start(self, policy: SampledPolicy) -> None:
         """Start or connect to the servers; they load while the run prepares the rest."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +29,50 @@ from lit_grpo.rollout.weights.base_model import (
 from lit_grpo.types import UserError, is_http_address, setting_error
 
 log = logging.getLogger(__name__)
+
+VERSION_SECONDS = 60.0
+ASK_VERSION = (
+    "import importlib.metadata as m, importlib.util as u; "
+    "print(m.version({name!r}) if u.find_spec({name!r}) else '')"
+)
+
+
+def check_program(launch: Launch, package: str) -> tuple[str, str]:
+    """Check that servers can be started; return the path of the program and its package's version.
+
+    Args:
+        package: The package that the servers are part of; empty if it is not known.
+
+    Raises:
+        UserError: there is no such program, or its environment lacks the package.
+    """
+    program = launch.program[0] if launch.program else launch.python or sys.executable
+    path = shutil.which(program)
+    if path is None:
+        setting = "program" if launch.program else "python"
+        raise UserError(
+            f"there is no program {program} to start the servers with (looked in PATH and in "
+            f"{Path.cwd()}). Set {ENGINE}.launch.{setting}."
+        )
+    if launch.program or not package:
+        return path, ""
+    version = installed_version(path, package)
+    if not version:
+        raise UserError(
+            f"{program} has no package {package}, so that it cannot start the servers. Install it "
+            f"there, or set {ENGINE}.launch.python to the interpreter of the environment that has "
+            "it."
+        )
+    return path, version
+
+
+def installed_version(python: str, package: str) -> str:
+    """Return the version of a package in the environment of an interpreter; empty without it."""
+    command = [python, "-c", ASK_VERSION.format(name=package)]
+    with suppress(OSError, subprocess.SubprocessError):
+        result = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_SECONDS)
+        return result.stdout.strip() if result.returncode == 0 else ""
+    return ""
 
 
 def choose_ports(launch: Launch) -> list[int]:

@@ -97,6 +97,7 @@ class VLLMAPI(ServerAPI):
         transfer: Sends full weights; None if the server reads them from files.
     """
 
+    package = "vllm"
     requirements = (
         "VLLM_SERVER_DEV_MODE=1, VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-scale-out; for "
         "adapters also --enable-lora, --max-lora-rank and --max-loras 2"

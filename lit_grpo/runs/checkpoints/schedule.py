@@ -44,7 +44,9 @@ from lit_grpo.runs.files.events import num_finished_steps
 from lit_grpo.runs.files.metrics import MetricsFile
 from lit_grpo.runs.safe_points import is_between_steps
 from lit_grpo.stopping import get_stop_reason
-from lit_grpo.types import as_rank_lost, check_init, check_range
+from lit_grpo.types import as_rank_lost, check_range
+from lit_grpo.types.field_types import checks_types
+from lit_grpo.types.keywords import checks_keywords
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,8 @@ MAX_SHARE = 0.05
 """Share of a run's time that checkpoints at an interval of time may take."""
 
 
+@checks_keywords
+@checks_types
 class Checkpoints(Callback):
     """Write checkpoints that a run resumes from exactly: at its end, at intervals, and its best.
 
@@ -93,7 +97,6 @@ class Checkpoints(Callback):
         dirpath: str | None = None,
         in_background: bool = False,
     ) -> None:
-        check_init("Checkpoints.init_args", Checkpoints, locals())
         key = "Checkpoints.init_args."
         if every_n_steps is not None:
             check_range(f"{key}every_n_steps", every_n_steps, at_least=1)

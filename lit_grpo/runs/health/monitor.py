@@ -33,6 +33,8 @@ from lit_grpo.types import (
     StopReason,
     check_range,
 )
+from lit_grpo.types.field_types import checks_types
+from lit_grpo.types.keywords import checks_keywords
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,8 @@ class _Finding:
     """Steps until this one in which the metric was as bad; 1 if nothing is compared."""
 
 
+@checks_keywords
+@checks_types
 class HealthMonitor(Callback):
     """Look for causes of trouble after every rollout step, and act on those that last.
 

@@ -28,6 +28,8 @@ from lit_grpo.runs.files.events import record_event
 from lit_grpo.runs.health.monitor import of_all_ranks
 from lit_grpo.stopping import ExitCode, for_this_run, has_taken_last_step, stop_run
 from lit_grpo.types import RolloutBatch, StopReason, check_range
+from lit_grpo.types.field_types import checks_types
+from lit_grpo.types.keywords import checks_keywords
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,8 @@ NUM_SHOWN = 3
 """Completions in the message."""
 
 
+@checks_keywords
+@checks_types
 class ZeroRewardBreaker(Callback):
     """Stop a run after a streak of rollout steps without any reward, over all ranks.
 

@@ -23,6 +23,8 @@ from rich.text import Text
 from lit_grpo.runs.progress.run_progress import RunProgress
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import check_range
+from lit_grpo.types.field_types import checks_types
+from lit_grpo.types.keywords import checks_keywords
 
 SHOWN = {
     "reward/mean": ("reward", ".3f"),
@@ -42,6 +44,8 @@ POLL_SECONDS = 1.0
 COLOUR = "#6206E0"  # Lightning's
 
 
+@checks_keywords
+@checks_types
 class RolloutProgressBar(ProgressBar):
     """Show one bar for the whole run: steps, time left, the running stage and the main metrics.
 

@@ -17,6 +17,8 @@ from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
 from lit_grpo.runs.shutdown.slurm import job_end_time, requeue_job
 from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason, stop_run
 from lit_grpo.types import Stage, StopReason, UserError, setting_error
+from lit_grpo.types.field_types import checks_types
+from lit_grpo.types.keywords import checks_keywords
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,8 @@ UNBROKEN_STAGES = ("logprob", "update")
 """Stages within which a step is not left."""
 
 
+@checks_keywords
+@checks_types
 class LeaveInTime(StopAtSafePoints):
     """End a run in time for its last checkpoint, with exit code 7.
 

@@ -20,7 +20,9 @@ from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
 from lit_grpo.runs.shutdown.signals import received_signal
 from lit_grpo.runs.shutdown.stalls import Snapshot, StallTracker, take_snapshot
 from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason
-from lit_grpo.types import Stage, as_rank_lost, check_init, check_range
+from lit_grpo.types import Stage, as_rank_lost, check_range
+from lit_grpo.types.field_types import checks_types
+from lit_grpo.types.keywords import checks_keywords
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ SAVE_SECONDS = 1800.0
 """Time to leave, save and close."""
 
 
+@checks_keywords
+@checks_types
 class StallWatchdog(StopAtSafePoints):
     """Report that a run makes no progress, and whether that looks like a deadlock.
 
@@ -68,7 +72,6 @@ class StallWatchdog(StopAtSafePoints):
         factor: float = 5.0,
         enabled: bool = True,
     ) -> None:
-        check_init("StallWatchdog.init_args", StallWatchdog, locals())
         key = "StallWatchdog.init_args."
         check_range(f"{key}min_seconds", min_seconds, above=0)
         check_range(f"{key}first_seconds", first_seconds, at_least=min_seconds)

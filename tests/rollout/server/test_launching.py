@@ -2,8 +2,10 @@
 
 import json
 import logging
+import shutil
 import socket
 import sys
+from importlib.metadata import version
 
 import pytest
 from served_engines import failure_of
@@ -13,12 +15,14 @@ from lit_grpo.rollout import Launch, VLLMServerEngine
 from lit_grpo.rollout.server.api import ServedModel
 from lit_grpo.rollout.server.api_key import Guard
 from lit_grpo.rollout.server.launching import (
+    check_program,
     choose_ports,
     process_starters,
     served_model,
     warn_of_public_address,
 )
 from lit_grpo.rollout.vllm.server import VLLMAPI
+from lit_grpo.types import UserError
 
 MODEL = ServedModel(
     path="/models/small", tokenizer="/tokenizers/mine", dtype="bfloat16", adapter_rank=None
@@ -171,3 +175,26 @@ def test_the_users_variables_override_the_others(tmp_path):
     ((env, _),) = settings_of_servers(tmp_path, devices=["0"], env=mine)
     assert env["VLLM_SERVER_DEV_MODE"] == "0"
     assert env["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+def test_a_program_that_can_be_started_is_told_with_the_version_of_its_package():
+    assert check_program(Launch(), "torch") == (sys.executable, version("torch"))
+    assert check_program(Launch(program=["sh", "serve.sh"]), "vllm") == (shutil.which("sh"), "")
+    assert check_program(Launch(), "") == (sys.executable, "")
+
+
+@pytest.mark.parametrize(
+    ("launch", "package", "said"),
+    [
+        (Launch(python="no/python"), "vllm", r"no program no/python .* Set \S*launch\.python\.$"),
+        (Launch(program=["no/serve"]), "", r"no program no/serve .* Set \S*launch\.program\.$"),
+        (
+            Launch(),
+            "no_such_package",
+            r"no package no_such_package, .* or set \S*launch\.python",
+        ),
+    ],
+)
+def test_a_server_that_cannot_be_started_is_told_what_is_missing(launch, package, said):
+    with pytest.raises(UserError, match=said):
+        check_program(launch, package)
