@@ -11,6 +11,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
+from lit_grpo.runs.files.prompt_format import write_prompt_format
 from lit_grpo.runs.files.space import warn_of_space
 from lit_grpo.runs.report.model_card import write_model_card
 from lit_grpo.stopping import get_stop_reason
@@ -24,7 +25,8 @@ class FinalModel(Callback):
 
     A run that was stopped writes none because it can be resumed. The directory is moved into place
     when it is complete; one that a killed process has not written comes with the next start of the
-    run. It includes a model card, ``README.md``. If a finished run trains on, its model is kept as
+    run. It includes a model card, ``README.md``, and
+    how its prompts were formatted. If a finished run trains on, its model is kept as
     ``final.0``, ``final.1`` and so on.
     """
 
@@ -52,6 +54,7 @@ class FinalModel(Callback):
         with self._folder(trainer, policy) as folder:
             policy.save_pretrained(folder, is_writer=trainer.is_global_zero)
             if trainer.is_global_zero:
+                write_prompt_format(folder, trainer)
                 write_model_card(folder, self.path.parent, trainer, pl_module)
         trainer.strategy.barrier("FinalModel")
 

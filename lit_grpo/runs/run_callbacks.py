@@ -17,9 +17,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lit_grpo.runs.checkpoints.schedule import Checkpoints
 from lit_grpo.runs.early_stopping import ResumedEarlyStopping, look_after_validations
 from lit_grpo.runs.files.completions import CompletionsFile
-from lit_grpo.runs.files.earlier_run import warn_of_other_format
 from lit_grpo.runs.files.events import EventsFile
 from lit_grpo.runs.files.metrics import MetricsFile
+from lit_grpo.runs.files.prompt_format import warn_of_other_format
 from lit_grpo.runs.final_model import FinalModel
 from lit_grpo.runs.health.monitor import HealthMonitor
 from lit_grpo.runs.health.zero_reward import ZeroRewardBreaker

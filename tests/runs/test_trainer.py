@@ -293,15 +293,15 @@ def test_a_policy_that_an_earlier_run_trained_on_other_prompts_is_warned_of(
     whole, tmp_path, caplog
 ):
     shutil.copytree(whole[0] / "final", tmp_path / "warm/final")
-    config = "data: {class_path: lit_grpo.PromptData, init_args: {template: '{{ prompt }}'}}"
-    (tmp_path / "warm/config.yaml").write_text(config)
-    policy = Policy(str(tmp_path / "warm/final"))
+    shutil.copyfile(whole[0] / "metrics.csv", tmp_path / "warm/metrics.csv")
+    policy = Policy(str(tmp_path / "warm/final"))  # of plain prompts, trained in Python
     module = SFTModule(policy, optimizer=sgd, sampling=Sampling(max_tokens=8))
-    data = PromptData([{"prompt": "1+1=", "answer": "2"}], prompts_per_step=1)
+    rows = [{"prompt": "1+1=", "answer": "2"}]
+    data = PromptData(rows, prompts_per_step=1, template="{{ prompt }}")
     trainer = Trainer(tmp_path / "run", max_steps=1, accelerator="cpu", enable_progress_bar=False)
     trainer.fit(module, data)
     close_logs()
-    assert "of this run (data.template: '{{ prompt }}' -> None), so" in caplog.text
+    assert "of this run (data.template: None -> '{{ prompt }}'), so" in caplog.text
     assert are_stages(load_runs([tmp_path / "run", tmp_path / "warm"]))
 
 

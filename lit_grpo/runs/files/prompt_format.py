@@ -1,0 +1,71 @@
+"""The file ``prompt_format.json`` of a final model: how the prompts were formatted it trained on.
+
+A run that starts from the model warns if its own prompts have another format.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_only
+
+log = logging.getLogger(__name__)
+
+FILE = "prompt_format.json"
+SETTINGS = ("template", "system_prompt", "chat", "chat_template_kwargs")
+"""Settings of the data that decide how the policy reads a row."""
+KINDS = ("PromptData", "StreamData", "AdditionData")
+"""Data whose settings these are."""
+
+
+def write_prompt_format(directory: Path, trainer: L.Trainer) -> None:
+    """Write the format of a training's prompts beside its model, if the data has these settings."""
+    if (settings := _format_of(trainer)) is not None:
+        (directory / FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+@rank_zero_only
+def warn_of_other_format(trainer: L.Trainer, path: str | None) -> None:
+    """Warn if a policy was trained on prompts of another format than those of this run.
+
+    Args:
+        path: Of the initial policy.
+    """
+    now = _format_of(trainer)
+    then = _read(Path(path) / FILE) if path is not None else None
+    if now is None or then is None:
+        return
+    changed = [
+        f"{name}: {then.get(name)!r} -> {now[name]!r}"
+        for name in SETTINGS
+        if (then.get(name) or None) != (now[name] or None)
+    ]
+    if changed:
+        log.warning(
+            "the policy %s was trained on prompts of another format than those of this run "
+            "(data.%s), so that it may have to learn the new one first. Unless both give the same "
+            "prompts, as rows that are formatted already do, set them as in %s.",
+            *(path, "; data.".join(changed), Path(path or "", FILE)),
+        )
+
+
+def _format_of(trainer: L.Trainer) -> dict[str, Any] | None:
+    data: Any = getattr(trainer, "datamodule", None)
+    if type(data).__name__ not in KINDS:
+        return None
+    settings = {name: getattr(data.prompt_format, name) for name in SETTINGS}
+    return settings | {"chat_template_kwargs": dict(settings["chat_template_kwargs"])}
+
+
+def _read(path: Path) -> Mapping[str, Any] | None:
+    """Return the settings in a file; None for an id on the Hub and for models from elsewhere."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, Mapping) else None
