@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lit_grpo.runs.export import export_checkpoint
     from lit_grpo.runs.trainer import Trainer
     from lit_grpo.training import Evaluation, GRPOModule, OutagePolicy, SFTModule, UpdateConfig
+    from lit_grpo.types import EngineFailed, UserError
 
 try:
     __version__ = version("lit-grpo")
@@ -33,14 +34,19 @@ _HOMES = {
     "lit_grpo.runs.export": ("export_checkpoint",),
     "lit_grpo.runs.trainer": ("Trainer",),
     "lit_grpo.training": ("Evaluation", "GRPOModule", "OutagePolicy", "SFTModule", "UpdateConfig"),
+    "lit_grpo.types": ("EngineFailed", "UserError"),
 }
-_PACKAGES = ("callbacks", "data", "judge", "objective", "policy", "rewards", "rollout", "training")
+_PACKAGES = (
+    *("callbacks", "data", "judge", "objective", "policy", "rewards", "rollout", "stopping"),
+    *("training", "types"),
+)
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AdditionData",
     "AdvantageConfig",
     "DistillationTerm",
+    "EngineFailed",
     "Evaluation",
     "FunctionReward",
     "GRPOModule",
@@ -59,6 +65,7 @@ __all__ = [
     "Sampling",
     "Trainer",
     "UpdateConfig",
+    "UserError",
     "VLLMEngine",
     "VLLMServerEngine",
     "VLLMTeacher",

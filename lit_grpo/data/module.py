@@ -88,7 +88,10 @@ class PromptDataModule(LightningDataModule, ABC):
                     self.validation_hash = prompts_hash(loader.some_prompts())
             elif stage != "fit" or split == "train":
                 fix = "" if split == "train" else ", or data.validation_size to hold out rows"
-                raise UserError(f"{split} data is needed, got none. Set data.{split}{fix}.")
+                raise UserError(
+                    f"{split} data with at least one row is needed, got none. Set "
+                    f"data.{split}{fix}."
+                )
         if stage == "fit" and "validation" in self._loaders:
             held_out = self._loaders["validation"].some_prompts()
             self.leaked = describe_leaked(self._loaders["train"], held_out)

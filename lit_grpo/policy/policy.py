@@ -95,6 +95,12 @@ class Policy(nn.Module):
         trust_remote_code: bool = False,
         reasoning_tags: tuple[str, str] | None = ("<think>", "</think>"),
     ) -> None:
+        if isinstance(path, nn.Module):
+            raise UserError(
+                f"path must be a directory or an id on the Hub, got a {type(path).__name__} (every "
+                "rank loads the weights itself, and so does a resume). Write the model with "
+                "save_pretrained, and give its directory."
+            )
         check_init("model.policy", Policy, locals())
         super().__init__()
         if (path is None) == (architecture is None):

@@ -242,7 +242,10 @@ def as_reward(reward: Reward | Callable[..., Any], key: str = "each of model.rew
         instead = constructor_call(reward) if issubclass(reward, Reward) else "an object of it"
         raise UserError(f"{rule}, got the class {reward.__name__}. Give {instead}.")
     if not callable(reward):
-        raise UserError(f"{rule}, got {reward!r}.")
+        instead = ""
+        if isinstance(reward, str):
+            instead = " Give an object of the class, or FunctionReward('my_reward.py:function')."
+        raise UserError(f"{rule}, got {reward!r}.{instead}")
     if getattr(reward, "__name__", "") == "<lambda>":
         raise UserError(
             f"{key} must have a name, which a lambda has not. Write a def, or give "

@@ -11,7 +11,7 @@ from os import PathLike
 from types import NoneType, UnionType
 from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from lit_grpo.types.settings import setting_error
+from lit_grpo.types.settings import setting_error, shown
 
 LISTS = (list, tuple, Sequence)
 IN_WORDS = {
@@ -77,7 +77,7 @@ def check_value(key: str, value: Any, hint: Any) -> None:
     options = _options(hint)
     if not any(_fits(value, option) for option in options):
         raise setting_error(
-            key, _either([word for one in options for word in _words(one)]), repr(value)
+            key, _either([word for one in options for word in _words(one)]), shown(value)
         )
 
 

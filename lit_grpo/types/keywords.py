@@ -12,7 +12,7 @@ from lit_grpo.types.errors import UserError
 from lit_grpo.types.foreign_keys import KEYS
 from lit_grpo.types.spelling import did_you_mean
 
-NAMES = {**KEYS, "model": "model.policy"}
+NAMES = {**KEYS, "model": "model.policy", "lr": "model.optimizer.lr"}
 """Names of other libraries in programs; as a key of a config, ``model`` has another meaning."""
 OWNERS = {"model": "GRPOModule", "data": "PromptData", "trainer": "Trainer"}
 """Section of a config -> the class whose arguments its keys are."""

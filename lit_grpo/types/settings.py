@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from numbers import Real
 from urllib.parse import urlsplit
@@ -87,9 +87,14 @@ def check_type(key: str, value: object, kind: type | tuple[type, ...]) -> None:
         if isinstance(value, type) and issubclass(value, kind):
             name = value.__name__
             raise setting_error(key, rule, f"the class {name}", f"write {name}(...)")
-        shown = repr(value)
-        is_short = len(shown) <= _SHOWN_CHARACTERS
-        raise setting_error(key, rule, shown if is_short else f"a {type(value).__name__}")
+        is_one_item = list in kinds and not isinstance(value, str | Iterable)
+        raise setting_error(key, rule, shown(value), "write [...] around it" if is_one_item else "")
+
+
+def shown(value: object) -> str:
+    """Return the ``repr`` of a value for a message, or what it is if that is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"a {type(value).__name__}"
 
 
 def _range_in_words(at_least: float | None, above: float | None, at_most: float | None) -> str:

@@ -46,9 +46,9 @@ def test_a_run_without_validation_data_trains_but_cannot_be_validated(tmp_path):
     path = write_rows(tmp_path / "t.jsonl", 4)
     module = fit(PromptData(path, prompts_per_step=2), max_steps=4)
     assert (len(module.trained), module.evaluated) == (4, [])
-    with pytest.raises(ValueError, match="validation data is needed, got none. Set data.val"):
+    with pytest.raises(ValueError, match=r"validation data .* got none\. Set data\.val"):
         make_trainer().validate(module, datamodule=PromptData(path), verbose=False)
-    with pytest.raises(ValueError, match=r"train data is needed, got none. Set data.train\."):
+    with pytest.raises(ValueError, match=r"train data .* got none\. Set data\.train\."):
         fit(PromptData())
 
 

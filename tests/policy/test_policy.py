@@ -171,3 +171,8 @@ def peak_with_a_reference() -> tuple[int, int]:
 def test_a_reference_never_doubles_what_two_models_take_on_a_gpu():
     ((peak, of_a_model),) = run_in_processes(peak_with_a_reference)
     assert 2 * of_a_model <= peak < 2.1 * of_a_model
+
+
+def test_a_model_in_place_of_its_path_is_told_to_be_saved():
+    with pytest.raises(UserError, match=r"got a LlamaForCausalLM .* save_pretrained, and give its"):
+        Policy(tiny_policy().model)

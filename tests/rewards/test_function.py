@@ -409,5 +409,5 @@ def test_what_can_be_a_reward_in_python():
         as_reward(FormatReward)
     with pytest.raises(UserError, match="must have a name, which a lambda has not"):
         as_reward(lambda completions: [1.0])
-    with pytest.raises(UserError, match="must be a Reward object or a function, got 'MathReward'"):
+    with pytest.raises(UserError, match=r"or a function, got 'MathReward'\. Give an object of"):
         as_reward("MathReward")

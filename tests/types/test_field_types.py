@@ -137,6 +137,10 @@ def module(**settings):
         (lambda: MathReward(correct="yes"), "a number, got 'yes'"),
         (lambda: HealthMonitor(rules={"truncated": {"patience": 20}}), "a dict of Rule or None"),
         (lambda: Alerts(command=5), "a text, a list of texts or None, got 5"),
+        (
+            lambda: GRPOModule("x", len),
+            r"list or tuple, .* \(write \[\.\.\.\] around",
+        ),
         (lambda: TimingLog(stages="yes"), "True or False, got 'yes'"),
         (lambda: VLLMServerEngine(urls="http://127.0.0.1:1"), "a list of texts or None"),
     ],

@@ -30,10 +30,10 @@ def open_dataset(source: str, *, streaming: bool = False) -> tuple[str, Any]:
     match = _DATASET.fullmatch(source)
     path = Path(match["path"]).expanduser() if match else Path(source)
     if match is None or not (path.is_dir() or _HUB_ID.fullmatch(match["path"])):
-        rows = " Rows themselves are dicts, as {'prompt': …}." if " " in source else ""
         raise UserError(
             f"{source}: no such file or directory (looked for {path.absolute()}), and it is not a "
-            f"dataset id. Write a path, or id, id:split or id:subset:split.{rows}"
+            f"dataset id. Write a path, or id, id:split or id:subset:split. "
+            "Rows themselves are dicts, as {'prompt': …}."
         )
     if path.suffix and path.parent.is_dir() and not path.is_dir():
         files = [one.name for one in path.parent.iterdir() if one.suffix in READERS]
