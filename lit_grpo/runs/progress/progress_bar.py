@@ -1,4 +1,4 @@
-"""The progress bar of every run: a live bar in a terminal, plain lines elsewhere.
+"""The progress bar of every run: a live bar in a terminal or a notebook, plain lines elsewhere.
 
 Both show the progress within a step, which may take minutes. Threads of their own draw them,
 because the main thread may be busy sampling.
@@ -6,6 +6,7 @@ because the main thread may be busy sampling.
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from rich import get_console
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
@@ -49,8 +50,8 @@ COLOUR = "#6206E0"  # Lightning's
 class RolloutProgressBar(ProgressBar):
     """Show one bar for the whole run: steps, time left, the running stage and the main metrics.
 
-    Where no live bar can be drawn (a pipe, a file, a scheduler's log), print plain lines. The
-    counts are those of the first process.
+    Where no live bar can be drawn (a pipe, a file, a scheduler's log, a notebook without
+    ipywidgets), print plain lines. The counts are those of the first process.
 
     Args:
         every_n_steps: Print a plain line every this many steps.
@@ -205,7 +206,7 @@ class RolloutProgressBar(ProgressBar):
             title, unit, num_done, total, lambda: getattr(events, "running", None)
         )
         console = get_console()
-        if console.is_interactive or console.is_jupyter:
+        if can_draw_live(console):
             self._live = Live(
                 console=console,
                 refresh_per_second=self.refresh_rate,
@@ -222,6 +223,17 @@ class RolloutProgressBar(ProgressBar):
             if shown is not None:
                 shown.stop()
         self._live = self._lines = None
+
+
+def can_draw_live(console: Console) -> bool:
+    """Return whether rich can draw over what it has drawn: in notebooks, it needs ipywidgets."""
+    if not console.is_jupyter:
+        return console.is_interactive
+    try:
+        importlib.import_module("ipywidgets")
+    except ImportError:  # rich would show only its advice to install it
+        return False
+    return True
 
 
 def metrics_line(metrics: Mapping[str, Any]) -> str:

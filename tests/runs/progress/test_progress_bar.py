@@ -4,6 +4,8 @@ import io
 import re
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -144,3 +146,48 @@ def test_in_a_terminal_there_is_one_live_bar_for_the_run(monkeypatch):
         metrics,
     )
     assert not any(line.startswith("step ") for line in lines)
+
+
+class Output(nullcontext):
+    """Stand in for the widget that rich draws in."""
+
+    def clear_output(self, wait: bool) -> None: ...
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """Let rich see a notebook; return a function that sets what it finds there of ipywidgets."""
+    displayed = []
+
+    def set_widgets(module: object) -> list[object]:
+        display = SimpleNamespace(display=displayed.append)
+        monkeypatch.setitem(sys.modules, "IPython.display", display)
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display))
+        monkeypatch.setitem(sys.modules, "ipywidgets", module)
+        rich.reconfigure(force_jupyter=True)
+        return displayed
+
+    yield set_widgets
+    rich.reconfigure()
+
+
+def test_a_notebook_without_ipywidgets_gets_plain_lines(notebook, capsys, recwarn):
+    displayed = notebook(None)
+    lines = plain_lines(capsys, steps=3, every_n_steps=2)
+    assert [line.split("  ")[0] for line in lines] == ["step 1/3", "step 2/3", "step 3/3"]
+    assert not displayed
+    assert not [one for one in recwarn if "ipywidgets" in str(one.message)]
+
+
+def test_a_notebook_with_ipywidgets_gets_the_bar(notebook, capsys):
+    displayed = notebook(SimpleNamespace(Output=Output))
+    bar = RolloutProgressBar(refresh_rate=1e-6)
+
+    def step(number: int):
+        bar._live.refresh()  # its thread would do it later
+        return STEP
+
+    fit(step, [bar], steps=3, enable_progress_bar=True)
+    assert isinstance(displayed[0], Output)
+    assert any("Training" in str(getattr(one, "text", "")) for one in displayed)
+    assert "step 1/3" not in capsys.readouterr().out
