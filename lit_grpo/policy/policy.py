@@ -39,6 +39,7 @@ from lit_grpo.policy.files.shard_loading import (
     files_to_read_in_parts,
     load_shards,
     model_of_placeholders,
+    warn_of_whole_load,
 )
 from lit_grpo.policy.lora import LoRA, add_lora, is_adapter
 from lit_grpo.policy.named_weights import base_weights, gather
@@ -195,6 +196,8 @@ class Policy(nn.Module):
         if sharding.loads_parts:
             files = files_to_read_in_parts(self.path, self.lora, **self._loading_options)
         model = self._initial_model(load_model if files is None else model_of_placeholders)
+        if sharding.loads_parts and files is None and self.path is not None:
+            warn_of_whole_load(model)
         self.loaded_from = None if self.path is None else ModelSource.of(self.path)
         use_packing = self.packing and runs_packs(model)
         if with_reference and self.lora is None:

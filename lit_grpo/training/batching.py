@@ -36,7 +36,8 @@ class UpdateConfig:
             completion, since such rows do not share it; for a model that the log says runs padded,
             every row with its prompt and padding. It affects memory, not the gradient. What it does
             not count: without variable-length FlashAttention, each completion has a copy of the
-            keys and values of the prompt that it shares, in every layer; ``lit-grpo plan`` does.
+            keys and values of the prompt that it shares, in every layer, and blocks of tokens have
+            masks, kept for each layer with ``policy.compile``; ``lit-grpo plan`` does.
         max_grad_norm: The gradient is scaled down to at most this norm.
         max_skipped_steps: Stop the run when so many optimizer steps in a row were skipped because
             their gradients were not finite.

@@ -282,12 +282,7 @@ class GRPOModule(EvaluatedModule):
         self.rollout_step += 1
         self.refresh_reference()
         self._record_in_loader(rollouts, metrics)
-        values = metrics.merged()
-        num_rows = self.group_size * self.loader.batch_size
-        self.policy_updater.coefficients.adapt_kl(values, num_rows)
-        self._step_log.log(self, values)
-        self._stale_groups.warn_once(values.get("rollout/stale_fraction", 0.0), self.rollout_step)
-        return {"rollouts": rollouts, "batch": trained, "metrics": values}
+        return {"rollouts": rollouts, "batch": trained, "metrics": self._log_step(metrics)}
 
     def collect(self, prompts: Sequence[Prompt], metrics: Metrics) -> RolloutBatch:
         """Return B scored groups; scoring overlaps generation."""
@@ -335,6 +330,15 @@ class GRPOModule(EvaluatedModule):
         self._empty_steps.reset()
         self.take_optimizer_steps(batch, metrics)
         return batch
+
+    def _log_step(self, metrics: Metrics) -> dict[str, float]:
+        """Log the step's metrics, and return them; the KL coefficient follows what they measure."""
+        values = metrics.merged()
+        num_rows = self.group_size * self.loader.batch_size
+        self.policy_updater.coefficients.adapt_kl(values, num_rows)
+        self._step_log.log(self, values)
+        self._stale_groups.warn_once(values.get("rollout/stale_fraction", 0.0), self.rollout_step)
+        return values
 
     def _count_empty_step(self, **reason: str) -> None:
         stop = self._empty_steps.count(self.rollout_step + 1, **reason)

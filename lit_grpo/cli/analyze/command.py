@@ -17,7 +17,7 @@ from lit_grpo.cli.prepare.tables import copies_in_words
 from lit_grpo.judge.client import CHARACTERS_PER_TOKEN
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
-from lit_grpo.types import UserError, check_range
+from lit_grpo.types import UserError, check_range, setting_error
 
 TOO_LITTLE_SIGNAL = 1
 """Exit code if ``signal_useful_pct`` is below ``--min_signal``."""
@@ -93,7 +93,7 @@ def _check_signal(least: float, signal: float | None, path: Path) -> int:
 def _check_picture(path: str | None) -> None:
     """Raise UserError unless a picture of this name can be drawn."""
     if path is not None and Path(path).suffix not in PICTURES:
-        raise UserError(f"picture must end in {' or '.join(PICTURES)}, got {path}. Set --picture.")
+        raise setting_error("--picture", f"a name that ends in {' or '.join(PICTURES)}", path)
     if path is not None and not Path(path).absolute().parent.is_dir():
         raise UserError(
             f"picture must be in a directory that exists, got {path}. Make it, or set --picture."

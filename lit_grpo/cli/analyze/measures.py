@@ -15,7 +15,7 @@ from lit_grpo.rewards.judged.base import agreement
 NUM_BINS = 20
 ROUNDING = 1e-9
 """Tolerance when comparing the difference of two scores with a threshold: 0.3 - 0.2 is less than
-0.1. Scores that differ by no more count as equal."""
+0.1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ def _measure(
 ) -> Measures:
     compared = [row for row in rows if row.is_compared]
     spreads = [row.spread for row in compared if row.spread is not None]
-    useful = sum(spread > ROUNDING and spread >= threshold - ROUNDING for spread in spreads)
+    useful = sum(spread > 0 and spread >= threshold - ROUNDING for spread in spreads)
     top = max(1.0, *spreads) if spreads else 1.0
     votes = [agreement(one) for row in rows for one in row.votes if len(one) > 1]
     return Measures(

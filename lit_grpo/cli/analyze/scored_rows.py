@@ -14,6 +14,7 @@ from lit_grpo.cli.prepare.fingerprint import PREFIX, read_scale
 from lit_grpo.cli.prepare.gold_cache import PROGRAM, CheckedAnswers, JudgeVotes
 from lit_grpo.cli.prepare.join_gold import QUESTION_DIGITS
 from lit_grpo.data.rows.prepared import PreparedDir, find_prepared
+from lit_grpo.objective.advantages import NOISE
 from lit_grpo.runs.files.completions import files_by_step, read_completions, split_groups
 from lit_grpo.types import UserError, list_some
 
@@ -51,8 +52,11 @@ class ScoredRow:
 
     @property
     def spread(self) -> float | None:
-        """The best score minus the worst."""
-        return None if self.scores is None else max(self.scores) - min(self.scores)
+        """The best score minus the worst; 0 if they differ only by rounding errors."""
+        if self.scores is None:
+            return None
+        spread = max(self.scores) - min(self.scores)
+        return spread if spread > NOISE * max(map(abs, self.scores)) else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from lit_grpo.types import UserError, setting_error
+from lit_grpo.types import setting_error
 
 GIB = 2**30
 GB = 1e9
@@ -158,7 +158,5 @@ def device_of_gpu(name: str) -> Device:
     for one in DEVICES.values():
         if one.name in words:
             return one
-    raise UserError(
-        f"the GPU of this machine must be one of {', '.join(DEVICES)} to be planned for, got "
-        f"{name} (its speed is not known). Set --gpus to the most similar one."
-    )
+    rule = f"the most similar of {', '.join(DEVICES)}"
+    raise setting_error("--gpus", rule, name, "the speed of this machine's GPU is not known")

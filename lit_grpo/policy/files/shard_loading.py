@@ -7,6 +7,7 @@ each rank reads its parts from the safetensors files.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -25,6 +27,8 @@ from lit_grpo.policy.files.weight_files import check_weight_files
 from lit_grpo.policy.lora import LoRA, is_adapter
 from lit_grpo.policy.named_weights import base_weights
 from lit_grpo.policy.sharding import is_partitioned
+
+log = logging.getLogger(__name__)
 
 PATTERNS = ["*.json", "*.safetensors", "*.py"]
 
@@ -50,6 +54,17 @@ def files_to_read_in_parts(path: str | None, lora: LoRA | None, **options: Any) 
     shapes = {name: getattr(one, "size", None) for name, one in saved.items()}
     fits = all(shapes.get(name) == one.shape for name, one in needed.items())
     return directory if fits else None
+
+
+@rank_zero_only
+def warn_of_whole_load(model: PreTrainedModel) -> None:
+    """Say that every rank has loaded a whole model, and why that may be."""
+    log.warning(
+        "Every rank has the whole policy in host memory (%.3g GiB each) before it keeps its part: "
+        "an adapter is merged on loading, lora.modules_to_save is set, or the files are not "
+        "safetensors with the model's names of the weights, as those of most mixtures of experts.",
+        sum(one.nbytes for one in model.parameters()) / 2**30,
+    )
 
 
 def model_of_placeholders(path: str, **options: Any) -> PreTrainedModel:

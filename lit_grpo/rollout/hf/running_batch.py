@@ -24,7 +24,8 @@ from lit_grpo.types import Diverged
 log = logging.getLogger(__name__)
 
 PREFILL_TOKENS = 2**15
-"""Tokens of prompts that are read in one forward pass; more would only need more memory."""
+"""Tokens of prompts that are read in one forward pass, which has at least one whole prompt; more
+would only need more memory."""
 
 
 def _prefill(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> tuple[Tensor, DynamicCache]:

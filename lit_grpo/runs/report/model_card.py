@@ -16,6 +16,7 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
 from lit_grpo import __version__
+from lit_grpo.policy import Policy
 from lit_grpo.runs.checkpoints.files import read_manifest, read_state
 from lit_grpo.runs.checkpoints.resume import enclosing_run
 from lit_grpo.runs.files.config import read_config
@@ -54,7 +55,7 @@ def write_model_card(
         card.save(directory / "README.md")
 
 
-def write_exported_card(directory: Path, checkpoint: Path, policy: Any) -> None:
+def write_exported_card(directory: Path, checkpoint: Path, policy: Policy) -> None:
     """Write ``README.md`` for a model that is made from a checkpoint, which it names with its step.
 
     Args:
@@ -133,7 +134,7 @@ def _make_card(
 
 
 def _fill(
-    policy: Any,
+    policy: Policy,
     method: str,
     facts: Mapping[str, str],
     results: Mapping[str, tuple[float, float | None]],
@@ -162,13 +163,14 @@ def _fill(
     return card
 
 
-def _start(policy: Any) -> str:
+def _start(policy: Policy) -> str:
     if policy.path:
-        return str(policy.path)
+        return policy.path
+    assert policy.architecture is not None
     return f"a {policy.architecture.get('model_type')} model with random weights"
 
 
-def _adapter(policy: Any) -> str:
+def _adapter(policy: Policy) -> str:
     return f"LoRA of rank {policy.lora.rank}" if policy.lora else ""
 
 
@@ -253,7 +255,7 @@ def _results(run: Run) -> dict[str, tuple[float, float | None]]:
     }
 
 
-def _settings(run_dir: Path, trainer: Any, module: Any) -> str:
+def _settings(run_dir: Path, trainer: L.Trainer, module: Any) -> str:
     """Return the run's ``config.yaml``, or else what the module knows, as YAML without secrets."""
     config = run_dir / "config.yaml"
     if config.is_file():
@@ -279,7 +281,7 @@ def _as_yaml(settings: Mapping[str, Any]) -> str:
     return text
 
 
-def _describe_optimizer(trainer: Any) -> dict[str, Any]:
+def _describe_optimizer(trainer: L.Trainer) -> dict[str, Any]:
     (optimizer,) = trainer.optimizers
     group = optimizer.param_groups[0]
     return {"class_path": type(optimizer).__name__, "lr": group.get("initial_lr", group["lr"])}

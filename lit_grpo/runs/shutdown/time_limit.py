@@ -16,7 +16,7 @@ from lit_grpo.runs.files.events import num_finished_steps
 from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
 from lit_grpo.runs.shutdown.slurm import job_end_time, requeue_job
 from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason, stop_run
-from lit_grpo.types import Stage, StopReason, UserError, setting_error
+from lit_grpo.types import Stage, StopReason, setting_error
 from lit_grpo.types.field_types import checks_types
 from lit_grpo.types.keywords import checks_keywords
 
@@ -164,7 +164,5 @@ def _parse(leave_by: str) -> float | None:
         raise setting_error("leave_by", rule, leave_by) from None
     if end <= time.time():
         now = f"{datetime.now().astimezone():%Y-%m-%dT%H:%M%z}"
-        raise UserError(
-            f"leave_by must be in the future, got {leave_by} (it is {now}). Set a later leave_by."
-        )
+        raise setting_error("leave_by", "in the future", leave_by, f"it is {now}")
     return end

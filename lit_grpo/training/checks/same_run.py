@@ -32,7 +32,7 @@ REWARD_CODE = "rewards.code"
 """Key of the checksums of the rewards' code, which may change."""
 
 
-def plain_settings(owner: Any, names: Iterable[str]) -> dict[str, Any]:
+def plain_settings(owner: object, names: Iterable[str]) -> dict[str, Any]:
     """Return attributes as plain values; those of a dataclass under ``attribute.field``."""
     found: dict[str, Any] = {}
     for name in names:

@@ -119,6 +119,7 @@ def test_a_picture_of_another_type_is_refused(here, capsys, name):
     write_prepared(here / "data")
     assert main(["analyze", "data", "--picture", name]) == 2
     said = capsys.readouterr()
-    assert said.err == f"error: picture must end in .png or .svg, got {name}. Set --picture.\n"
+    rule = "--picture must be a name that ends in .png or .svg"
+    assert said.err == f"error: {rule}, got {name}. Set --picture.\n"
     assert not said.out
     assert not Path(name).exists()

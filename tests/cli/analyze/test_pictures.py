@@ -56,7 +56,7 @@ def test_the_command_writes_the_picture_beside_its_table(here, capsys):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("rows.txt", "error: picture must end in .png or .svg, got rows.txt"),
+        ("rows.txt", "error: --picture must be a name that ends in .png or .svg, got rows.txt"),
         ("no/rows.png", "error: picture must be in a directory that exists"),
     ],
 )

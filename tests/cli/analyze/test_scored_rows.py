@@ -12,6 +12,7 @@ from analyzed import measured, write_run
 from cli_base import BASE
 
 from lit_grpo.__main__ import main
+from lit_grpo.cli.analyze.scored_rows import ScoredRow
 from lit_grpo.cli.prepare.fingerprint import Scorer
 from lit_grpo.cli.prepare.gold_cache import CheckedAnswers, JudgeVotes
 from lit_grpo.cli.prepare.join_gold import Checked, vote_key
@@ -125,3 +126,11 @@ def test_a_file_of_other_rows_is_told_what_gives_them_scores(here, capsys):
     assert main(["analyze", "rows.parquet"]) == 2
     said = capsys.readouterr().err
     assert "got a file without num_tokens, prompt_id, reward, valid. Rows of other files" in said
+
+
+@pytest.mark.parametrize(
+    ("scores", "spread"),
+    [((0.0, 0.5, 1.0), 1.0), ((1000.0, 1000.0001), 0.0), ((0.0, 1e-8), 1e-8), (None, None)],
+)
+def test_scores_that_differ_by_rounding_have_no_spread(scores, spread):
+    assert ScoredRow(source="a", scores=scores).spread == spread

@@ -46,7 +46,7 @@ def test_a_gpu_is_known_by_the_name_that_cuda_gives_it(name, expected):
 
 
 def test_a_gpu_that_is_not_in_the_table_is_refused():
-    with pytest.raises(UserError, match="Set --gpus to the most similar one"):
+    with pytest.raises(UserError, match="--gpus must be the most similar of H100"):
         device_of_gpu("NVIDIA T4")
 
 

@@ -231,3 +231,14 @@ def test_names_of_several_files_count_together(tmp_path):
     save_model(policy.model, tmp_path, shard_bytes=20_000)
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     assert files_to_read_in_parts(str(tmp_path), None, **OPTIONS) == tmp_path
+
+
+class PartsOnOneRank(Sharding):
+    loads_parts = True
+
+
+def test_a_model_that_is_not_read_in_parts_is_warned_of_with_its_size(tmp_path, caplog):
+    policy = Policy(str(saved(tmp_path)), lora=LoRA(rank=2, modules_to_save=["lm_head"]))
+    policy.load(with_reference=False, sharding=PartsOnOneRank())
+    size = sum(one.nbytes for one in tiny_policy().model.parameters()) / 2**30
+    assert f"the whole policy in host memory ({size:.3g} GiB each)" in caplog.text
