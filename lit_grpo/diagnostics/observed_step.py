@@ -29,6 +29,8 @@ class ObservedStep:
     num_skipped: int = 0
     """Optimizer steps in a row that were skipped until now, if those are too many, else 0."""
     weights_are_finite: bool = True
+    can_end: bool = True
+    """Whether anything but the token limit ends a completion."""
 
     def usual(self, name: str) -> float | None:
         """Return what a metric usually is; None if the past is short."""

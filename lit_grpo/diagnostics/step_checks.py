@@ -136,7 +136,7 @@ def identical_completions(step: ObservedStep) -> str | None:
 
 def truncated(step: ObservedStep) -> str | None:
     fraction = step.counts.truncated_fraction
-    return describe_truncated(fraction) if fraction > LIKELY_FRACTION else None
+    return describe_truncated(fraction) if step.can_end and fraction > LIKELY_FRACTION else None
 
 
 def empty(step: ObservedStep) -> str | None:

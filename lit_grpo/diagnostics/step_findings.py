@@ -139,11 +139,14 @@ def empty_fraction(rollouts: RolloutBatch) -> float:
     return count_step(rollouts).empty_fraction
 
 
-def likely_causes(rollouts: RolloutBatch, counts: StepCounts | None = None) -> list[str]:
+def likely_causes(
+    rollouts: RolloutBatch, counts: StepCounts | None = None, *, can_end: bool = True
+) -> list[str]:
     """Return why a step has no reward and what to do, the likeliest cause first.
 
     Args:
         counts: Those of all ranks; null counts the rollouts.
+        can_end: Whether anything but the token limit ends a completion.
     """
     counts = counts or count_step(rollouts)
     if is_stale(counts):
@@ -156,7 +159,7 @@ def likely_causes(rollouts: RolloutBatch, counts: StepCounts | None = None) -> l
         causes.append(str(failure))
     if counts.empty_fraction >= LIKELY_FRACTION:
         causes.append(describe_empty(counts.empty_fraction))
-    if counts.truncated_fraction >= LIKELY_FRACTION:
+    if can_end and counts.truncated_fraction >= LIKELY_FRACTION:
         causes.append(describe_truncated(counts.truncated_fraction))
     if counts.identical_fraction == 1:
         remedy = CAUSES["identical_completions"].remedy
@@ -242,15 +245,20 @@ def sample_completions(rollouts: RolloutBatch, number: int) -> list[str]:
     return lines
 
 
-def no_signal(rollouts: RolloutBatch) -> list[str]:
-    """Return sentences on why no group has a signal; empty if at least one has."""
+def no_signal(rollouts: RolloutBatch, *, can_end: bool = True) -> list[str]:
+    """Return sentences on why no group has a signal; empty if at least one has.
+
+    Args:
+        can_end: Whether anything but the token limit ends a completion.
+    """
     counts = count_step(rollouts)
     if counts.num_with_signal:
         return []
     if reason := nothing_to_compare(counts):
         return [f"There is no signal: {reason}"]
     if not counts.num_rewarded:
-        return ["There is no signal: every reward is exactly 0.", *likely_causes(rollouts, counts)]
+        causes = likely_causes(rollouts, counts, can_end=can_end)
+        return ["There is no signal: every reward is exactly 0.", *causes]
     return [equal_rewards(counts)]
 
 

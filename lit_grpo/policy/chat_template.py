@@ -9,6 +9,11 @@ import jinja2
 from lit_grpo.types import Tokenizer
 
 PROBE = "lit-grpo-probe"
+SET_EOS = (
+    "set tokenizer.eos_token to the token of its vocabulary that ends a text, write it with "
+    "tokenizer.save_pretrained, and set model.policy.tokenizer to that directory."
+)
+"""What to do about a tokenizer without an end-of-sequence token, as the end of a sentence."""
 
 
 def end_tokens(model: Any, tokenizer: Tokenizer) -> list[int]:

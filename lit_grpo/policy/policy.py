@@ -29,6 +29,7 @@ from lit_grpo.policy.files.loading import (
     load_model,
     load_tokenizer,
     outline_model,
+    pad_with_eos,
 )
 from lit_grpo.policy.files.model_files import file_bytes, save_model
 from lit_grpo.policy.files.model_source import ModelSource
@@ -156,7 +157,9 @@ class Policy(nn.Module):
         if source is None:
             return byte_tokenizer()
         key = f"model.policy.{'tokenizer' if self.tokenizer_path else 'path'}"
-        return load_tokenizer(source, trust_remote_code=self.trust_remote_code, key=key)
+        tokenizer = load_tokenizer(source, trust_remote_code=self.trust_remote_code, key=key)
+        pad_with_eos(tokenizer, source)
+        return tokenizer
 
     def load(
         self,
@@ -344,7 +347,9 @@ class Policy(nn.Module):
         """Write the tokenizer, and the tokens that end a completion."""
         self.tokenizer.save_pretrained(directory)
         ends = end_tokens(self.model, self.tokenizer)
-        if len(ends) > 1 and (Path(directory) / GENERATION_CONFIG_NAME).exists():
-            saved = GenerationConfig.from_pretrained(directory)
+        if not ends or not (Path(directory) / GENERATION_CONFIG_NAME).exists():
+            return
+        saved = GenerationConfig.from_pretrained(directory)
+        if len(ends) > 1 or saved.eos_token_id is None:
             saved.eos_token_id = ends
             saved.save_pretrained(directory)

@@ -24,6 +24,7 @@ from lit_grpo.policy.files.loading import max_positions
 from lit_grpo.policy.sharding import WHOLE, Sharding, T, is_divided, refused_passes
 from lit_grpo.rewards.scoring.reasoning import Reasoning
 from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
+from lit_grpo.rollout.requests import stop_token_ids
 from lit_grpo.training.checks.compatibility import check_completions_fit, undeclared_passes
 from lit_grpo.training.checks.monitors import warn_of_unlogged
 from lit_grpo.training.checks.same_run import RunSettings
@@ -107,6 +108,11 @@ class PolicyModule(L.LightningModule):
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.policy.tokenizer
+
+    @property
+    def can_end(self) -> bool:
+        """Whether anything but the token limit ends a completion; of a loaded policy."""
+        return bool(self.sampling.stop or stop_token_ids(self.policy, self.sampling))
 
     @property
     def policy_version(self) -> int:

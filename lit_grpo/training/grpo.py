@@ -39,6 +39,7 @@ from lit_grpo.training.checks.compatibility import (
     refuse_adaptive,
     refuse_contradictions,
 )
+from lit_grpo.training.checks.ends import check_ends
 from lit_grpo.training.checks.reward_code import describe_code
 from lit_grpo.training.checks.same_run import HARMLESS, plain_settings
 from lit_grpo.training.checks.unused_settings import settings_without_effect
@@ -239,8 +240,11 @@ class GRPOModule(EvaluatedModule):
         code = {one.name: describe_code(one) for one in self.rewards.rewards}
         self._run_settings.add_reward_code(code)
         super().check_start()
+        model = self.policy.model
+        if warning := check_ends(model, self.tokenizer, self.sampling, self.objective):
+            rank_zero_only(log.warning)("%s", warning)
         prompts = self.loader.some_prompts()
-        check_prompts_fit(max_positions(self.policy.model.config), self.sampling, prompts)
+        check_prompts_fit(max_positions(model.config), self.sampling, prompts)
         if self.teacher is not None:
             check_prompts_fit(self.teacher.max_positions, self.sampling, prompts, "teacher")
         self.rewards.check(prompts)

@@ -19,7 +19,7 @@ from lit_grpo.data.rows.gold import answer_place, first_of, given_answer
 from lit_grpo.diagnostics.step_log import step_number
 from lit_grpo.distributed.gradients import steps_of
 from lit_grpo.policy import Policy
-from lit_grpo.policy.chat_template import end_of_turn
+from lit_grpo.policy.chat_template import SET_EOS, end_of_turn
 from lit_grpo.policy.logprobs import completion_statistics
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.stopping import stop_run
@@ -97,8 +97,11 @@ class SFTModule(EvaluatedModule):
     def check_loader(self, loader: TrainingLoader) -> None:
         super().check_loader(loader)
         refuse_adaptive(loader, "in a warm-up, which has no rewards")
+        has_end = self.tokenizer.eos_token_id is not None
         for prompt in loader.some_prompts():
             self.target(prompt)
+            if not has_end:
+                self.end_token(prompt)
 
     def on_train_batch_start(self, batch: Sequence[Prompt], batch_idx: int) -> None:
         if not self._has_logged:
@@ -183,11 +186,22 @@ class SFTModule(EvaluatedModule):
         text, tokenizer = self.target(prompt), self.tokenizer
         if self.reasoning is not None:
             text = self.reasoning.continuation(prompt, text)
-        end = None if prompt.messages is None else end_of_turn(tokenizer)
-        return [
-            *tokenizer(text, add_special_tokens=False)["input_ids"],
-            tokenizer.eos_token_id if end is None else end,
-        ]
+        return [*tokenizer(text, add_special_tokens=False)["input_ids"], self.end_token(prompt)]
+
+    def end_token(self, prompt: Prompt) -> int:
+        """Return the token that ends the target of a prompt.
+
+        Raises:
+            UserError: the tokenizer has none.
+        """
+        end = None if prompt.messages is None else end_of_turn(self.tokenizer)
+        end = self.tokenizer.eos_token_id if end is None else end
+        if end is None:
+            raise UserError(
+                "the tokenizer must have an end-of-sequence token, got one without (a warm-up "
+                f"teaches the policy to end its answers with it). To give it one, {SET_EOS}"
+            )
+        return end
 
     def _collate(self, prompts: Sequence[Prompt]) -> TokenBatch:
         targets = [self.target_ids(prompt) for prompt in prompts]

@@ -215,3 +215,9 @@ def test_weights_and_gradients_that_are_not_finite_are_found():
     )
     found = [name for name, check in CHECKS.items() if check(step)]
     assert found == ["not_finite_weights", "not_finite_gradient"]
+
+
+def test_completions_that_cannot_end_are_not_told_to_end():
+    cut = counts(rollouts([[0.0, 1.0]], [completion("a", "length"), completion("b", "length")]))
+    assert CHECKS["truncated"](ObservedStep(counts=cut, metrics={}))
+    assert not CHECKS["truncated"](ObservedStep(counts=cut, metrics={}, can_end=False))

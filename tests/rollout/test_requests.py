@@ -1,6 +1,6 @@
 import pytest
 from chat_models import IM_END, qwen_policy
-from tiny import prompt, tiny_policy
+from tiny import LLAMA, prompt, tiny_policy
 from transformers import AutoModelForCausalLM
 
 from lit_grpo.policy import Policy
@@ -75,6 +75,14 @@ def test_a_saved_base_model_ends_a_turn_in_other_programs_too(tmp_path):
     again = Policy(str(tmp_path / "final"))
     again.load(with_reference=False)
     assert stop_token_ids(again, Sampling()) == expected
+
+
+def test_a_saved_model_without_an_end_ends_with_that_of_its_tokenizer(tmp_path):
+    policy = tiny_policy(architecture=LLAMA | {"eos_token_id": None})
+    assert policy.model.generation_config.eos_token_id is None
+    policy.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.generation_config.eos_token_id == [policy.tokenizer.eos_token_id] == [256]
 
 
 def test_stop_tokens_are_the_models_and_the_users():

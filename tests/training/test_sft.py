@@ -4,7 +4,7 @@ import re
 import lightning as L
 import pytest
 import torch
-from chat_models import ALWAYS_THINKS, IM_END, chat_prompts, qwen_policy
+from chat_models import ALWAYS_THINKS, IM_END, chat_prompts, qwen_policy, qwen_tokenizer
 from small_runs import make_trainer
 from tiny import LLAMA, prompt
 
@@ -12,9 +12,11 @@ from lit_grpo.data import PromptLoader
 from lit_grpo.data.prompts.prompt_format import PromptFormat, build_prompts
 from lit_grpo.data.rows.sources import read_rows
 from lit_grpo.policy import LoRA, Policy
+from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training import Evaluation, SFTModule
+from lit_grpo.types import UserError
 
 PROMPTS = [
     prompt(f"{n}+{n}=", id=str(n), answer=str(2 * n), solution=f"{n} twice") for n in range(4)
@@ -203,3 +205,17 @@ def test_too_many_skipped_steps_in_a_row_end_a_warm_up():
     assert reason.exit_code == ExitCode.DIVERGED
     assert module.trainer.fit_loop.total_batch_idx + 1 == 2 + 5
     assert all(one.isfinite().all() for one in module.policy.trainable_parameters())
+
+
+def test_a_tokenizer_without_an_end_is_refused_unless_its_template_has_one(tmp_path):
+    for name, tokenizer in [("plain", byte_tokenizer()), ("chat", qwen_tokenizer())]:
+        tokenizer.eos_token = None
+        tokenizer.save_pretrained(tmp_path / name)
+    sampling = Sampling(max_tokens=8)
+    module = SFTModule(Policy(architecture=LLAMA, tokenizer=f"{tmp_path}/plain"), sampling=sampling)
+    with pytest.raises(UserError, match="the tokenizer must have an end-of-sequence token, got"):
+        fit(module, max_steps=1)
+    module = SFTModule(Policy(architecture=LLAMA, tokenizer=f"{tmp_path}/chat"))
+    (conversation,) = chat_prompts(module.tokenizer, {"prompt": "1+1=", "answer": "2"})
+    end = module.tokenizer.convert_tokens_to_ids(IM_END)
+    assert module.target_ids(conversation) == [*module.tokenizer("2")["input_ids"], end]

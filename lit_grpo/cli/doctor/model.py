@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lit_grpo.cli.built_run import BuiltRun
-from lit_grpo.cli.doctor.findings import Finding, failed, ok, refused
+from lit_grpo.cli.doctor.findings import Finding, failed, ok, refused, remark
 from lit_grpo.cli.estimate.model_sizes import trained
 from lit_grpo.policy.files.weight_files import check_weight_files
 from lit_grpo.policy.lora import is_adapter
 from lit_grpo.runs.tables import with_unit
 from lit_grpo.training.checks.compatibility import check_completions_fit
+from lit_grpo.training.checks.ends import check_ends
 from lit_grpo.types import UserError
 
 WEIGHT_FILES = ("*.safetensors", "*.bin")
@@ -34,6 +35,10 @@ def check_model(run: BuiltRun) -> Iterator[Finding]:
     if policy.path is not None:
         yield from _weight_files(policy.path)
     check_completions_fit(run.positions, run.module.sampling)
+    if run.grpo:
+        objective = run.grpo.objective
+        if warning := check_ends(outline, run.tokenizer.get(), run.grpo.sampling, objective):
+            yield remark(warning)
 
 
 def _weight_files(path: str) -> Iterator[Finding]:

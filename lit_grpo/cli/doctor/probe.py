@@ -40,7 +40,7 @@ def check_rollout(run: BuiltRun) -> Iterator[Finding]:
         asked = "a judge" if run.judged else "servers"
         raise NotChecked(f"Not tried (--offline): it would ask {asked}.")
     trial = _try(run, module)
-    signal = _signal(trial)
+    signal = _signal(trial, can_end=module.can_end)
     yield signal
     yield from _failures(trial, signal.text, why_not_trained(trial, module))
     yield ok(_speed(trial, run, module))
@@ -63,8 +63,12 @@ def _try(run: BuiltRun, module: GRPOModule) -> Trial:
         return run_trial(module, prompts, loader.shares)
 
 
-def _signal(trial: Trial) -> Finding:
-    """Say in how many groups the rewards differ, and why if they do not."""
+def _signal(trial: Trial, *, can_end: bool) -> Finding:
+    """Say in how many groups the rewards differ, and why if they do not.
+
+    Args:
+        can_end: Whether anything but the token limit ends a completion.
+    """
     rollouts = trial.rollouts
     fraction = has_signal(rollouts.rewards, rollouts.valid).double().mean().item()
     truncated, empty = truncated_fraction(rollouts), empty_fraction(rollouts)
@@ -77,13 +81,14 @@ def _signal(trial: Trial) -> Finding:
     )
     if fraction:
         return ok(text)
-    causes = " ".join(no_signal(rollouts))
+    causes = " ".join(no_signal(rollouts, can_end=can_end))
     if (name := _constant(rollouts)) is not None:
         return failed(
             f"{text} {causes} Reward {name!r} gives different completions one value.",
             "Check that it reads the completion, and that its settings and its model fit.",
         )
-    is_broken = max(truncated, empty) >= LIKELY_FRACTION or bool(failed_everywhere(rollouts))
+    wrong = max(truncated if can_end else 0.0, empty)
+    is_broken = wrong >= LIKELY_FRACTION or bool(failed_everywhere(rollouts))
     return (refused if is_broken else remark)(f"{text} {causes}")
 
 

@@ -242,8 +242,12 @@ def _notes(trial: Trial, module: GRPOModule, num_rows_per_step: int) -> list[str
         *_untried(trial, module.rewards.rewards),
         ASSUMPTIONS.format(num_rows=num_rows_per_step),
         *_judge_notes(trial, module.rewards.rewards),
-        *([] if failed_everywhere(rollouts) else no_signal(rollouts) or _failures(rollouts)),
+        *([] if failed_everywhere(rollouts) else _why_no_signal(rollouts, module)),
     ]
+
+
+def _why_no_signal(rollouts: RolloutBatch, module: GRPOModule) -> list[str]:
+    return no_signal(rollouts, can_end=module.can_end) or _failures(rollouts)
 
 
 def _untried(trial: Trial, rewards: Sequence[Reward]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
+from lit_grpo.policy.chat_template import SET_EOS
 from lit_grpo.policy.files.model_types import ABOUT_MODEL_TYPE, explain_loading, explain_model_type
 from lit_grpo.policy.files.weight_files import check_weight_files
 from lit_grpo.policy.lora import base_of, is_adapter
@@ -46,7 +48,7 @@ SIMILARITY_OF_MISTYPED = 0.85
 def load_tokenizer(
     source: str, *, trust_remote_code: bool, key: str = "model.policy.path"
 ) -> PreTrainedTokenizerBase:
-    """Load a tokenizer from a directory or the Hub, and make sure that it has a padding token.
+    """Load a tokenizer from a directory or the Hub.
 
     Args:
         key: The setting that names the source, for errors.
@@ -55,9 +57,23 @@ def load_tokenizer(
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, trust_remote_code=trust_remote_code
         )
+    return tokenizer
+
+
+def pad_with_eos(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+    """Let a tokenizer without a padding token pad with its end-of-sequence token.
+
+    Raises:
+        UserError: it has neither.
+    """
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+    if tokenizer.pad_token_id is None:
+        raise UserError(
+            f"the tokenizer of {source!r} must have an end-of-sequence token, got one with neither "
+            "that nor a padding token (a completion could never end, and batches are padded with "
+            f"one of the two). To give it one, {SET_EOS}"
+        )
 
 
 def load_model(
@@ -112,7 +128,7 @@ def outline_model(
 def model_without_weights(
     path: str, *, dtype: str, key: str = "model.policy.path", **options: Any
 ) -> PreTrainedModel:
-    """Build the model of a directory or of the Hub by its config alone."""
+    """Build the model of a directory or of the Hub by its configs alone."""
     with _explained_errors("model", path, ("config.json",), key):
         trust = options["trust_remote_code"]
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
@@ -120,6 +136,8 @@ def model_without_weights(
         model: PreTrainedModel = factory.from_config(
             _without_dropout(config), dtype=getattr(torch, dtype), **options
         )
+    with suppress(OSError):
+        model.generation_config = GenerationConfig.from_pretrained(path)
     return model
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from lit_grpo.policy.files.loading import is_hub_id, model_without_weights, outline_model
 from lit_grpo.policy.files.partition_loading import load_partitions
@@ -58,8 +57,6 @@ def model_of_placeholders(path: str, **options: Any) -> PreTrainedModel:
     with init_empty_weights(include_buffers=False):
         model = model_without_weights(path, **options)
     _replace_parameters(model, lambda one: torch.zeros((), dtype=one.dtype).expand(one.shape))
-    with suppress(OSError):
-        model.generation_config = GenerationConfig.from_pretrained(path)
     return model
 
 

@@ -139,7 +139,8 @@ class HealthMonitor(Callback):
         ]
         if not due:  # the streaks are the same on all ranks
             return ""
-        step = ObservedStep(counts=of_all_ranks(count_step(rollouts)), metrics={})
+        counts = of_all_ranks(count_step(rollouts))
+        step = ObservedStep(counts=counts, metrics={}, can_end=_can_end(pl_module))
         cause = next((name for name in due if CHECKS[name](step)), "")
         self._is_skipped = bool(cause)
         return cause
@@ -179,6 +180,7 @@ class HealthMonitor(Callback):
             reward_range=self._reward_range,
             num_skipped=skipped.num_at_limit if skipped else 0,
             weights_are_finite=are_weights_finite,
+            can_end=_can_end(pl_module),
         )
         self._past.append(dict(step.metrics))
         if step.counts.num_valid:
@@ -291,6 +293,11 @@ class HealthMonitor(Callback):
 def of_all_ranks(counts: StepCounts) -> StepCounts:
     """Return the counts of all ranks together; every rank must call this."""
     return reduce(operator.add, gather_objects(counts))
+
+
+def _can_end(module: L.LightningModule) -> bool:
+    """Return whether anything but the token limit ends a completion of a module."""
+    return bool(getattr(module, "can_end", True))
 
 
 def _memory() -> dict[str, float]:

@@ -124,7 +124,8 @@ class ZeroRewardBreaker(Callback):
         is_due, is_done = in_part == self.stop_after, has_taken_last_step(trainer)
         if not is_due and in_part != self.alert_after:
             return
-        message = self._describe(rollouts, counts)
+        can_end = getattr(pl_module, "can_end", True)
+        message = self._describe(rollouts, counts, can_end=can_end)
         if is_due and not is_done:
             reason = StopReason(exit_code=ExitCode.NO_REWARD, message=message, cause=self._cause)
             stop_run(trainer, reason)
@@ -145,7 +146,7 @@ class ZeroRewardBreaker(Callback):
         self._unscored_steps += not counts.num_valid
         self._stale_steps += is_stale(counts)
 
-    def _describe(self, rollouts: RolloutBatch, counts: StepCounts) -> str:
+    def _describe(self, rollouts: RolloutBatch, counts: StepCounts, *, can_end: bool) -> str:
         zero_steps = self.streak - self._unscored_steps
         kinds = {
             "every valid reward was exactly 0": zero_steps,
@@ -162,7 +163,7 @@ class ZeroRewardBreaker(Callback):
         lines = [
             f"No reward for {self.streak} rollout steps in a row, since {self._since}: {what}."
             f"{began} Likely cause:",
-            *(f"- {cause}" for cause in likely_causes(rollouts, counts)),
+            *(f"- {cause}" for cause in likely_causes(rollouts, counts, can_end=can_end)),
             "Completions of this step:",
             *(f"- {line}" for line in sample_completions(rollouts, NUM_SHOWN)),
             "If such streaks are normal for this task, raise stop_after of ZeroRewardBreaker.",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from doctor_runs import doctor, policy_from, write_rows
+from doctor_runs import doctor, policy_from, rewarded, write_rows
 from tiny import tiny_policy
+
+from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 
 
 def test_a_model_that_is_not_there_is_one_failed_check_and_the_others_go_on(capsys):
@@ -34,3 +36,27 @@ def test_half_of_a_file_of_weights_is_failed(here, capsys):
     exit_code, shown = doctor(capsys, *policy_from("model"))
     assert exit_code == 1
     assert "model/model.safetensors is damaged or was not copied whole" in shown["model"]
+
+
+def test_a_tokenizer_with_which_nothing_ends_is_a_remark_and_the_probe_does_not_blame_the_limit(
+    here, capsys
+):
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(here / "tokenizer")
+    settings = ("--model.policy.tokenizer=tokenizer", "--model.sampling.stop_token_ids=[]")
+    reward = rewarded("code_rewards.Constant", value=0.0)
+    exit_code, shown = doctor(capsys, "--probe", reward, *settings)
+    assert exit_code == 0
+    assert "nothing ends a completion: neither the tokenizer nor the model's" in shown["model"]
+    assert "100% cut off" in shown["probe"]
+    assert "Raise model.sampling.max_tokens" not in shown["probe"]
+
+
+def test_a_tokenizer_with_neither_end_nor_padding_is_failed(here, capsys):
+    tokenizer = byte_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token = None
+    tokenizer.save_pretrained(here / "tokenizer")
+    exit_code, shown = doctor(capsys, "--model.policy.tokenizer=tokenizer")
+    assert exit_code == 1
+    assert "must have an end-of-sequence token" in shown["model"]

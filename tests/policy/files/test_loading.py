@@ -3,8 +3,10 @@
 import pytest
 import torch
 from tiny import LLAMA, tiny_policy
+from transformers import GenerationConfig
 
 from lit_grpo.policy import Policy
+from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.types import UserError
 
 IDS = torch.tensor([[1, 2, 3, 4]])
@@ -102,3 +104,32 @@ def test_a_field_that_such_models_do_not_have_is_warned_of(caplog):
     assert "no such field" not in caplog.text
     tiny_policy(architecture=LLAMA | {"window": 3})
     assert "architecture.window: LlamaConfig has no such field, so it may change" in caplog.text
+
+
+def test_a_tokenizer_without_a_padding_token_pads_with_its_end_of_sequence_token(tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    assert Policy(str(tmp_path)).tokenizer.pad_token_id == tokenizer.eos_token_id == 256
+
+
+@pytest.mark.parametrize("settings", [{"path": "own"}, {"architecture": LLAMA, "tokenizer": "own"}])
+def test_a_tokenizer_with_neither_is_refused_with_what_to_set(settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tokenizer = byte_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token = None
+    tokenizer.save_pretrained("own")
+    expected = (
+        "the tokenizer of 'own' must have an end-of-sequence token, got one with neither that nor "
+        r"a padding token \(a completion could never end.* set tokenizer.eos_token to the token"
+    )
+    with pytest.raises(UserError, match=expected):
+        Policy(**settings).tokenizer  # noqa: B018 - the property loads
+
+
+def test_an_outline_has_the_ends_of_the_model(tmp_path):
+    tiny_policy().save_pretrained(tmp_path)
+    generation = GenerationConfig.from_pretrained(tmp_path)
+    generation.eos_token_id = [7, 256]
+    generation.save_pretrained(tmp_path)
+    assert Policy(str(tmp_path)).outline().generation_config.eos_token_id == [7, 256]
