@@ -32,9 +32,9 @@ def _innermost(optimizer: Any) -> Any:
 
 
 def earlier_class(checkpoint: Mapping[str, Any]) -> str | None:
-    """Return the class of the optimizer that a checkpoint has the state of.
+    """Return the class of the optimizer whose state is in a checkpoint.
 
-    None if the checkpoint does not say it, as those of earlier releases.
+    None for a checkpoint of an earlier release, which does not name it.
     """
     name: str | None = checkpoint.get("run_settings", {}).get(SETTING)
     return name

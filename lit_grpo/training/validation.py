@@ -28,7 +28,7 @@ from lit_grpo.training.checks.compatibility import (
     warn_without_validation,
 )
 from lit_grpo.training.checks.gathering import report_gathering
-from lit_grpo.training.checks.monitors import check_monitors
+from lit_grpo.training.checks.monitors import check_monitors, warn_of_unasked
 from lit_grpo.training.collecting.generation import load_weights
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.optimizer.settings import apply_settings
@@ -68,12 +68,22 @@ class EvaluatedModule(ResumableModule):
         prompts = val_loader.some_prompts() if val_loader else []
         if not is_cut_short(self.trainer):  # by a signal while the model was loaded
             check_monitors(self, self.evaluation, prompts)
+            self._warn_of_unasked(has_validation=bool(prompts))
         if val_loader:
             self.evaluation.check(prompts)
             refuse_averages(self.trainer, self.engine)
         self._tell_changes()
         self._run_settings.forget()  # another training may follow, of other data
         self._is_checked = self.has_begun = True
+
+    def _warn_of_unasked(self, *, has_validation: bool) -> None:
+        max_steps = self.trainer.max_steps
+        warn_of_unasked(
+            self.trainer,
+            num_steps=self.num_batches(max_steps) if max_steps > 0 else math.inf,
+            per_epoch=self.trainer.num_training_batches,
+            has_validation=has_validation,
+        )
 
     def on_train_start(self) -> None:
         if not self._is_checked:

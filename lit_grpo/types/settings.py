@@ -79,7 +79,7 @@ def check_type(key: str, value: object, kind: type | tuple[type, ...]) -> None:
     """Check that a setting given in Python has the right type, which the command line checks.
 
     Raises:
-        UserError: it has not.
+        UserError: the value is of another type.
     """
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -17,7 +18,7 @@ from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.stopping import has_last_step, limit_of_zero
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.checks.compatibility import is_endless, warn_of_high_rate, warn_of_warm_up
-from lit_grpo.training.checks.monitors import check_monitors
+from lit_grpo.training.checks.monitors import check_monitors, warn_of_unasked
 from lit_grpo.training.checks.strategies import is_zero_3, refuse_compiled, refuse_unsupported
 from lit_grpo.training.checks.unused_settings import settings_without_effect
 from lit_grpo.types import UserError
@@ -134,8 +135,14 @@ def planned_steps(run: BuiltRun) -> int | None:
 def check_callbacks(run: BuiltRun) -> Iterator[Finding]:
     """Check the metrics that callbacks watch, and say when checkpoints are written."""
     held_out = run.val_prompts
-    if run.loader.or_none() is not None:
+    if (loader := run.loader.or_none()) is not None:
         check_monitors(run.module, run.module.evaluation, held_out)
+        warn_of_unasked(
+            run.trainer,
+            num_steps=planned_steps(run) or math.inf,
+            per_epoch=len(loader),
+            has_validation=bool(held_out),
+        )
     yield _checkpoints(run, has_best=bool(held_out))
 
 

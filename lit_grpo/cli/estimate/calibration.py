@@ -19,7 +19,7 @@ from lit_grpo.rollout.hf.row_cache import cache_name
 
 REPEATS, FEWEST_REPEATS = 9, 3
 MOST_SECONDS = 5.0
-"""After which the fewest repeats must do, as those of a large model on a CPU."""
+"""Time after which only the fewest repeats are made, as for a large model on a CPU."""
 MANY_ROWS = 1024
 """Rows of the products that are timed for training, as many as a small micro-batch has tokens."""
 QUERIES, KEYS, ATTENDING_ROWS = 64, 128, 8

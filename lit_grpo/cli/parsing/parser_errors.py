@@ -94,7 +94,7 @@ def _is_of_rows(setting: str) -> bool:
 
 
 def about_settings(path: str, setting: str) -> str:
-    """Say what an own reward needs that does not take a setting which every reward has."""
+    """Say how a user's reward class can accept a setting that every reward has."""
     with suppress(ImportError, AttributeError, ValueError):
         kind = pkgutil.resolve_name(path)
         is_reward = isinstance(kind, type) and issubclass(kind, Reward)

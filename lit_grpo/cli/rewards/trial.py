@@ -279,7 +279,7 @@ def why_not_trained(trial: Trial, module: GRPOModule) -> str:
 
 
 def _unlike_a_step(shares: Mapping[str, float]) -> str:
-    """Say that the sources of a trial have other parts than in a rollout step, if they have."""
+    """Say so if the trial draws the sources in other proportions than a rollout step does."""
     if len(set(shares.values())) <= 1:
         return ""
     parts = ", ".join(f"{share:.0%} of {source}" for source, share in shares.items())

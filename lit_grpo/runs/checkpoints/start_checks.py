@@ -1,4 +1,4 @@
-"""What is said of the checkpoints of a training before its first step."""
+"""Check, before the first step, that a training can write and keep its checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Say at the end of a run that is not done how to go on with it, and what must change first."""
+"""Tell the user of an unfinished run how to resume it, and what to change first."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Check that the metrics that callbacks watch will be logged."""
+"""Check that the metrics that callbacks watch will be logged, and looked at."""
 
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterator, Sequence
 
@@ -18,6 +19,10 @@ log = logging.getLogger(__name__)
 
 OURS = ("lit_grpo", "lightning")
 """Packages that log nothing else of a validation."""
+LOOK_AFTER_VALIDATIONS = (
+    "To let it look after each validation, set its check_on_train_epoch_end to false, "
+    "trainer.check_val_every_n_epoch to null, trainer.val_check_interval to a number of steps"
+)
 MORE_IS_BETTER = re.compile(r"reward/mean|(val|test)/(.+/)?(accuracy|(avg|pass)@\d+)")
 """Metrics of which the highest value is the best."""
 
@@ -69,6 +74,48 @@ def warn_of_unlogged(trainer: L.Trainer) -> None:
             _warn(f"{describe_unknown(kind, monitor, logged)}, unless a later step logs it.")
 
 
+def warn_of_unasked(
+    trainer: L.Trainer, *, num_steps: float, per_epoch: float, has_validation: bool
+) -> None:
+    """Warn of early stopping by a metric of the steps that Lightning never asks before the end.
+
+    It asks after each validation, or, unless validations are counted in steps, at the end of each
+    epoch.
+
+    Args:
+        num_steps: Steps of the run by ``max_steps``; infinite without.
+        per_epoch: Steps of an epoch; infinite if that is not known.
+    """
+    if (trainer.max_epochs or -1) > 0:
+        num_steps = min(num_steps, (trainer.max_epochs or 0) * per_epoch)
+    for callback, kind, monitor in _watching(trainer):
+        if type(callback) is not EarlyStopping or monitor.startswith("val"):
+            continue
+        at_epochs = _looks_at_epochs(callback, trainer)
+        if at_epochs and num_steps <= per_epoch < math.inf:
+            rows = "" if has_validation else f", and {_hold_out(trainer)}"
+            _warn(
+                f"{kind} watches {monitor} at the end of each epoch, but the run of "
+                f"{num_steps:.0f} steps ends no later than its first epoch, of {per_epoch:.0f}, so "
+                f"it never ends the run. {LOOK_AFTER_VALIDATIONS}{rows}."
+            )
+        elif not (at_epochs or has_validation):
+            has_epochs = per_epoch < num_steps
+            other = ", or its check_on_train_epoch_end to true" if has_epochs else ""
+            _warn(
+                f"{kind} watches {monitor} after each validation, but no validation will run, so "
+                f"it never ends the run. Set {_hold_out(trainer)}{other}."
+            )
+
+
+def _looks_at_epochs(callback: EarlyStopping, trainer: L.Trainer) -> bool:
+    """Return whether it looks at the end of epochs, not after validations; also before `setup`."""
+    given = callback._check_on_train_epoch_end
+    if given is not None:
+        return given
+    return trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch == 1
+
+
 def _watching(trainer: L.Trainer) -> Iterator[tuple[L.Callback, str, str]]:
     """Yield each callback that watches a metric, with its class and the metric."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -84,13 +131,17 @@ def _logs_no_other(one: object) -> bool:
 
 
 def _without_validation(kind: str, monitor: str, trainer: L.Trainer) -> str:
-    fix = "data.validation, or data.validation_size to hold out rows"
-    if trainer.limit_val_batches == 0:
-        fix = "trainer.limit_val_batches above 0"
     return (
-        f"{kind} watches {monitor} at each validation, but no validation will run. Set {fix}; or "
-        "correct its monitor in trainer.callbacks"
+        f"{kind} watches {monitor} at each validation, but no validation will run. Set "
+        f"{_hold_out(trainer)}; or correct its monitor in trainer.callbacks"
     )
+
+
+def _hold_out(trainer: L.Trainer) -> str:
+    """Return what to set for validations."""
+    if trainer.limit_val_batches == 0:
+        return "trainer.limit_val_batches above 0"
+    return "data.validation, or data.validation_size to hold out rows"
 
 
 @rank_zero_only

@@ -42,6 +42,15 @@ def test_without_a_validation_a_metric_of_it_is_failed_and_a_best_checkpoint_a_r
     assert "the best by" not in shown["batch"]
 
 
+def test_early_stopping_that_is_never_asked_is_a_remark(capsys):
+    callback = {"class_path": "EarlyStopping", "init_args": {"monitor": "reward/mean"}}
+    callback["init_args"]["mode"] = "max"
+    settings = (f"--trainer.callbacks={json.dumps([callback])}", "--data.validation_size=0")
+    exit_code, shown = doctor(capsys, *settings)
+    assert exit_code == 0
+    assert "the run of 2 steps ends no later than its first epoch, of 4, so it" in shown["batch"]
+
+
 def test_the_metric_of_the_best_checkpoint_is_shown(capsys):
     exit_code, shown = doctor(capsys, watching("Checkpoints", "val/accuracy"))
     assert exit_code == 0

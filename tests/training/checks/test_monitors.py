@@ -127,8 +127,9 @@ def test_a_metric_of_the_steps_can_be_watched(fit):
 
 
 def test_a_misspelt_metric_of_the_steps_is_named_after_the_first(fit):
-    exit_code, (warning, error) = fit("EarlyStopping", "reward/maen", *EVERY_EPOCH)
-    assert (exit_code, num_steps()) == (2, 2)  # where Lightning looks for it
+    words = (*EVERY_EPOCH, "--trainer.max_steps=5")
+    exit_code, (warning, error) = fit("EarlyStopping", "reward/maen", *words)
+    assert (exit_code, num_steps()) == (2, 4)  # where Lightning looks for it
     assert "Did you mean reward/mean?" in warning
     assert "Did you mean reward/mean?" in error
     assert warning.endswith("trainer.callbacks, unless a later step logs it.")
@@ -151,3 +152,46 @@ def test_early_stopping_looks_after_the_validation_of_an_epoch(fit):
     words = (*EVERY_EPOCH, "--trainer.max_steps=8", reached)
     assert fit("EarlyStopping", "val/accuracy", *words) == (0, [])
     assert num_steps() == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--data.validation_size=0",),
+            "EarlyStopping watches reward/mean after each validation, but no validation will run, "
+            "so it never ends the run. Set data.validation, or data.validation_size to hold out "
+            "rows.",
+        ),
+        (
+            ("--trainer.limit_val_batches=0", "--trainer.max_steps=5"),
+            "Set trainer.limit_val_batches above 0, or its check_on_train_epoch_end to true.",
+        ),
+        (
+            (*EVERY_EPOCH, "--data.validation_size=0", "--trainer.max_steps=4"),
+            "at the end of each epoch, but the run of 4 steps ends no later than its first epoch, "
+            "of 4, so it never ends the run. To let it look after each validation, set its "
+            "check_on_train_epoch_end to false, trainer.check_val_every_n_epoch to null, "
+            "trainer.val_check_interval to a number of steps, and data.validation, or",
+        ),
+        (
+            (*EVERY_EPOCH, "--trainer.max_epochs=1"),
+            "trainer.val_check_interval to a number of steps.",
+        ),
+    ],
+)
+def test_early_stopping_that_is_never_asked_is_named_at_the_start(words, said, fit):
+    exit_code, (warning,) = fit("EarlyStopping", "reward/mean", *words)
+    assert exit_code == 0
+    assert said in warning
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), (*EVERY_EPOCH, "--data.validation_size=0", "--trainer.max_steps=5")],
+    ids=["after validations", "after the first epoch"],
+)
+def test_early_stopping_that_is_asked_ends_the_run(words, fit):
+    reached = "--trainer.callbacks.stopping_threshold=-1.0"
+    assert fit("EarlyStopping", "reward/mean", reached, *words) == (0, [])
+    assert num_steps() == (4 if words else 1)
