@@ -1,4 +1,4 @@
-"""Check, before the first step, that a training can write and keep its checkpoints."""
+"""Look before the first step at what checkpoints cannot hold, and at those that will be replaced."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_the_first_step_with_dropped_groups_is_warned_of_and_only_that(caplog):
     (said,) = (one for one in caplog.messages if "groups were dropped" in one)
     assert dropped == [0, 1 / 4, 1 / 4]
     assert said.startswith("rollout step 2: 25% of the groups were dropped: by the policy_versions")
-    assert "raise model.max_head_offpolicyness. Said once" in said
+    assert "raise model.max_head_offpolicyness. This warning comes once" in said
 
 
 def test_an_engine_that_reports_old_versions_is_told_so_when_its_groups_stop_the_run():
