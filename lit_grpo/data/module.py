@@ -15,7 +15,7 @@ from lightning.pytorch import LightningDataModule
 
 from lit_grpo.data.loading.curriculum import Curriculum, Phase
 from lit_grpo.data.loading.leaked import describe_leaked
-from lit_grpo.data.loading.loader import PromptLoader, TrainingLoader
+from lit_grpo.data.loading.loader import PromptLoader, TrainingLoader, check_sizes
 from lit_grpo.data.loading.mixture_loader import MixtureLoader
 from lit_grpo.data.loading.order import RowOrder, TableOrder
 from lit_grpo.data.loading.stream import PromptStream, StreamOrder
@@ -75,6 +75,14 @@ class PromptDataModule(LightningDataModule, ABC):
     def may_have(self, split: Split) -> bool:
         """Return whether there may be rows of a split, before they are read."""
         return True
+
+    def check_processes(self, num_processes: int) -> None:
+        """Check that so many processes can share the prompts of a rollout step.
+
+        Raises:
+            UserError: their number does not divide it.
+        """
+        check_sizes(self.prompts_per_step, num_processes, None, training=True)
 
     def held_out(self) -> Holdout | None:
         """Return what must not be trained on; None if nothing is known to be held out."""

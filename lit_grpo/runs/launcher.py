@@ -17,6 +17,7 @@ import torch.distributed
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.pytorch.trainer.states import TrainerFn
 
 from lit_grpo.diagnostics.causes import cause_of_exit
 from lit_grpo.runs.shutdown.signals import LEAVING, SIGNALS, handles_signals
@@ -49,6 +50,8 @@ class RankLauncher(_SubprocessScriptLauncher):
         """Start the ranks that no other program starts, watch them, and call the function."""
         self.cluster_environment.validate_settings(self.num_processes, self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
+            if trainer is not None and trainer.state.fn == TrainerFn.FITTING:
+                _check_shares(args, self.num_processes * self.num_nodes)
             os.environ[PARENT_VARIABLE] = str(os.getpid())
             self._call_children_scripts()
             del os.environ[PARENT_VARIABLE]  # what this process starts later is no rank
@@ -79,6 +82,17 @@ def ends_with_rank_0() -> bool:
     while os.getppid() == parent and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     return os.getppid() != parent
+
+
+def _check_shares(arguments: Sequence[Any], num_processes: int) -> None:
+    """Let the data of a training refuse a number of processes before any is started.
+
+    Raises:
+        UserError: they cannot share its batches.
+    """
+    for one in arguments:
+        if isinstance(one, L.LightningDataModule) and hasattr(one, "check_processes"):
+            one.check_processes(num_processes)
 
 
 def end_without_parent(parent: int, is_over: threading.Event) -> None:

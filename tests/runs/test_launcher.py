@@ -10,9 +10,11 @@ import time
 import pytest
 from engine_runs import command, running
 from paths import SUPPORT
+from small_runs import make_module
 from tiny import LLAMA
 from worker_processes import wait_until
 
+from lit_grpo import AdditionData, Trainer, UserError
 from lit_grpo.runs import launcher
 from lit_grpo.runs.launcher import how_it_ended
 from lit_grpo.stopping import ExitCode
@@ -101,6 +103,16 @@ def test_a_rank_whose_rank_0_ends_before_they_form_a_group_ends_as_well():
     os.close(writes)
     with open(reads) as said:  # until the rank has ended
         assert f"(process {rank_0}) has ended before the training" in said.read()
+
+
+def test_processes_that_cannot_share_a_step_are_refused_before_one_is_started(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(launcher.subprocess, "Popen", None)
+    data = AdditionData(1, train_size=12, validation_size=0, prompts_per_step=8)
+    trainer = Trainer(tmp_path, devices=3, strategy="ddp", accelerator="cpu", max_steps=1)
+    with pytest.raises(UserError, match="prompts_per_step must be a positive multiple of 3"):
+        trainer.fit(make_module(), data)
 
 
 def test_a_rank_is_not_ended_once_it_fails_or_trains():

@@ -1,4 +1,4 @@
-"""Look before the first step at what checkpoints cannot hold, and at those that will be replaced."""
+"""Check before the first step what checkpoints cannot hold, and which ones will be replaced."""
 
 from __future__ import annotations
 

@@ -146,7 +146,8 @@ class StaleGroups:
         if fraction and not self._is_said:
             self._is_said = True
             rank_zero_only(log.warning)(
-                "rollout step %d: %s This warning comes once; the metric rollout/stale_fraction covers every step.",
+                "rollout step %d: %s This warning comes once; the metric rollout/stale_fraction "
+                "covers every step.",
                 *(step, describe_stale(fraction)),
             )
 
