@@ -1,7 +1,7 @@
 """Compare the seconds that ``lit-grpo plan`` estimates with those of real steps on this CPU.
 
-A busy machine is slower, so the ratios of two configs are compared, measured in turns, and the
-shortest time of each counts, as for the rates of the plan.
+A busy machine is slower, so the ratios of two configs are compared: medians over pairs of steps
+that are taken in turns.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def compare_plan(rounds: int) -> Iterator[Result]:
         few, many = measure_in_turns([one, other], rounds)
         small, large = predict_seconds([one, other])
         for stage in stages:
-            measured = many.shortest(stage) / few.shortest(stage)
+            measured = many.ratio(stage, few, stage)
             yield _result(f"{name}, {stage}", large[stage] / small[stage], measured)
     (running,) = measure_in_turns([REFERENCE], rounds)
     (found,) = predict_seconds([REFERENCE])
-    measured = running.shortest("logprobs") / running.shortest("update")
+    measured = running.ratio("logprobs", running, "update")
     yield _result("reference against update", found["logprobs"] / found["update"], measured)
 
 

@@ -227,10 +227,6 @@ class Running:
         steps = self.module.update.optimizer_steps
         make_trainer(max_steps=steps).fit(self.module, loader(self.case))
 
-    def shortest(self, name: str) -> float:
-        """Return the shortest time of all steps but the first, as the plan measures its rates."""
-        return min(self.times[name][1:])
-
     def ratio(self, name: str, other: Running, of_other: str) -> float:
         """Return the median ratio to the time of another stage, of steps taken beside each other.
 
