@@ -371,7 +371,7 @@ def test_deepspeed_refuses_to_train_bfloat16_weights(zero):
 def test_a_run_under_deepspeed_resumes_bit_identically(zero, case, strategy):
     whole, part = load(zero, case, strategy), load(zero, case, f"{strategy}:{strategy}:5")
     for one, other in zip(whole, part, strict=True):
-        assert len(other["metrics"]) == 5
+        assert len(other["metrics"]) == 3
         assert difference(one, other) == 0
 
 

@@ -139,7 +139,10 @@ def test_an_error_of_all_ranks_is_printed_once(tmp_path, importer):
     settings = {
         "trainer": {"accelerator": "cpu", "devices": 3, "strategy": "ddp", "max_steps": 1},
         "model": {"policy": {"architecture": LLAMA}, "rewards": ["MathReward"]},
-        "data": {"class_path": "PromptData", "init_args": {"train": "nowhere.jsonl"}},
+        "data": {
+            "class_path": "PromptData",
+            "init_args": {"train": "nowhere.jsonl", "prompts_per_step": 3},
+        },
     }
     with forked_ranks(importer, tmp_path, settings, num_ranks=3) as started:
         assert started.processes[0].wait(200) == ExitCode.WRONG_INPUT
