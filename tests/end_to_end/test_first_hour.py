@@ -54,8 +54,10 @@ def test_the_debug_config_runs_every_part_without_a_network(tmp_path):
     assert len(list((run_dir / "completions").iterdir())) == 20
     assert (run_dir / "checkpoints" / "last.ckpt").exists()
     AutoModelForCausalLM.from_pretrained(run_dir / "final")
+    assert "WARNING" not in (run_dir / "run.log").read_text()
     assert "Warning" not in result.stderr
     assert "make it async" not in result.stderr
+    assert result.stderr.splitlines()[-1] == f"Curves and a summary: lit-grpo report {RUN}"
 
 
 @pytest.mark.slow
