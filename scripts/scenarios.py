@@ -51,8 +51,8 @@ HEADS = (
 USUAL = re.compile(
     r"run directory: |reading and tokenizing |(train|validation) data: |loading the model |"
     r"no validation will run |Server .* is ready |step \d+/|writing the final model |wandb: |"
-    r"done after |resuming from |Curves and a summary: |Resume (after \d+ steps? )?with: |"
-    r"Resumed as it is, this run would stop again"
+    r"done after |resuming from |Curves and a summary: |GRPO from here: |"
+    r"Resume (after \d+ steps? )?with: |Resumed as it is, this run would stop again"
 )
 """What a run says that nothing is wrong with."""
 

@@ -467,6 +467,7 @@ def test_the_readme_activates_the_environment_before_it_uses_the_command():
     assert len(commands) >= 2
     for block in commands:
         assert "activate" in block.partition("lit-grpo")[0]
+    assert ".venv/bin/lit-grpo" in README.read_text()  # for those who do not activate it
 
 
 def test_extras_are_installed_from_the_checkout_and_exist():

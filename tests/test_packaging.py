@@ -135,12 +135,23 @@ def check_installed(programs: Path, elsewhere: Path) -> None:
     assert module == "lit_grpo.callbacks.timing"
 
 
+def check_training(programs: Path, elsewhere: Path) -> None:
+    """Train, and draw the run, with the installed command."""
+    command = programs / "lit-grpo"
+    run(command, "fit", "--config", "debug", "--trainer.max_steps", "2", cwd=elsewhere)
+    run_dir = elsewhere / "runs/debug/0"
+    assert (run_dir / "final/model.safetensors").is_file()
+    assert "Held-out accuracy" in run(command, "report", "runs/debug/0", cwd=elsewhere)
+    assert (run_dir / "report.html").is_file()
+
+
 def test_a_wheel_that_pip_installed_works_away_from_the_checkout(archives, tmp_path):
     programs = make_environment(tmp_path / "environment")
     pip = [sys.executable, "-m", "pip", "--python", programs / "python"]
     run(*pip, "install", "--quiet", "--no-deps", "--no-index", archives["wheel"], cwd=tmp_path)
     add_dependencies(programs)
     check_installed(programs, tmp_path / "elsewhere")
+    check_training(programs, tmp_path / "elsewhere")
 
 
 @pytest.fixture

@@ -161,12 +161,20 @@ def _train(cli: CommandLine) -> int:
                 "no step was left to take, so that no change was applied%s", remedy
             )
     reason = get_stop_reason(cli.trainer)
-    if reason is None and (run_dir / "metrics.csv").exists():
-        rank_zero_only(log.info)(
-            "Curves and a summary: lit-grpo report %s", shlex.quote(str(run_dir))
-        )
+    if reason is None:
+        _say_what_is_next(cli.command, run_dir)
     # Lightning kills rank 0 if a rank that it launched fails before rank 0 has ended.
     return ExitCode.DONE if reason is None or process_rank() > 0 else reason.exit_code
+
+
+@rank_zero_only
+def _say_what_is_next(command: str, run_dir: Path) -> None:
+    """Print what to run after a training that ended well: its report, and GRPO after SFT."""
+    if (run_dir / "metrics.csv").exists():
+        log.info("Curves and a summary: lit-grpo report %s", shlex.quote(str(run_dir)))
+    if command == "sft" and (run_dir / "final").is_dir():
+        final = shlex.quote(str(run_dir / "final"))
+        log.info("GRPO from here: lit-grpo fit --config my.yaml --model.policy.path %s", final)
 
 
 def import_plugins() -> None:

@@ -58,6 +58,8 @@ OTHER_NAMES = {
 EXAMPLES = {
     "sft": ("--config quickstart_sft",),
     "fit": (
+        "--config debug",
+        "--config debug --model.policy.path Qwen/Qwen2.5-0.5B-Instruct",
         "--config quickstart",
         "--config my.yaml --config more.yaml --model.group_size 16",
         "--config my.yaml --print_config",

@@ -337,7 +337,7 @@ WARM_UP = {
 }
 
 
-def test_an_sft_run_logs_why_it_ended_and_can_be_evaluated(here, capfd):
+def test_an_sft_run_logs_why_it_ended_and_what_is_next_and_can_be_evaluated(here, capfd, caplog):
     stop = {"monitor": "val/accuracy", "mode": "max", "stopping_threshold": -1.0}
     callbacks = [{"class_path": "EarlyStopping", "init_args": stop}]
     config = WARM_UP | {"trainer": WARM_UP["trainer"] | {"callbacks": callbacks}}
@@ -347,6 +347,10 @@ def test_an_sft_run_logs_why_it_ended_and_can_be_evaluated(here, capfd):
     run_log = (here / "warm" / "run.log").read_text()
     assert "ended after optimizer step 1: Stopping threshold reached" in run_log
     assert "Signaling" not in run_log
+    assert caplog.messages[-2:] == [
+        "Curves and a summary: lit-grpo report warm",
+        "GRPO from here: lit-grpo fit --config my.yaml --model.policy.path warm/final",
+    ]
     checkpoint = next((here / "warm").rglob("*.ckpt"))
     assert main(["validate", "--config=warm/config.yaml", f"--ckpt_path={checkpoint}"]) == 0
     assert "val/accuracy" in capfd.readouterr().out

@@ -146,7 +146,9 @@ ARGUMENTS = {
     ),
     "--model.teacher.urls=http://a": "model.teacher: VLLMTeacher.urls: expected list[str], got http://a",
     "--model.optimizer.lr=1e-3x": "AdamW.lr: expected float, got 1e-3x.",
-    "--model.policy.path=x": "Set one of model.policy.path and model.policy.architecture",
+    "--model.policy.path=x --model.policy.architecture.model_type=llama": (
+        "Set one of model.policy.path and model.policy.architecture"
+    ),
     "--model.objective.surrogate=clp": (
         "model.objective.surrogate: expected clip, cispo, sapo, gmpo, vespo, dppo, none or the "
         "path of a function, such as my_file.my_function, got clp. Did you mean clip?"

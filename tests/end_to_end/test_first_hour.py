@@ -13,6 +13,8 @@ from paths import SUPPORT
 from processes import LIT_GRPO, can_run, run_program, running
 from transformers import AutoModelForCausalLM
 
+from lit_grpo.diagnostics.causes import CAUSES
+from lit_grpo.runs.files.events import read_events
 from lit_grpo.stopping import ExitCode
 
 # Namespaces, where the system allows them to be made: one without a network, one with a small disk.
@@ -54,8 +56,31 @@ def test_the_debug_config_runs_every_part_without_a_network(tmp_path):
     assert len(list((run_dir / "completions").iterdir())) == 20
     assert (run_dir / "checkpoints" / "last.ckpt").exists()
     AutoModelForCausalLM.from_pretrained(run_dir / "final")
+    assert "WARNING" not in (run_dir / "run.log").read_text()
     assert "Warning" not in result.stderr
     assert "make it async" not in result.stderr
+    assert result.stderr.splitlines()[-1] == f"Curves and a summary: lit-grpo report {RUN}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_quickstart_that_goes_well_gives_no_advice(tmp_path):
+    """The commands of `scripts/quickstart`, in full."""
+    words = {
+        "warm_up": ["sft", "--config", "quickstart_sft", "--run_dir", "warm_up"],
+        "run": ["fit", "--config", "quickstart", "--run_dir", "run"],
+        "": ["report", "warm_up", "run"],
+    }
+    words["run"] += ["--model.policy.path", "warm_up/final"]
+    for name, command in words.items():
+        result = run_program([*LIT_GRPO, *command], tmp_path)
+        shown = result.stdout + result.stderr
+        assert [one.name for one in CAUSES.values() if one.remedy and one.remedy in shown] == []
+        if name:
+            assert "WARNING" not in (tmp_path / name / "run.log").read_text()
+            assert not [one for one in read_events(tmp_path / name) if one.kind == "warning"]
+    accuracies = pd.read_csv(tmp_path / "run" / "metrics.csv")["val/accuracy"].dropna()
+    assert accuracies.iloc[-1] > 0.9
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cli_base import BASE
+from forked_ranks import Importer
 from terminal import shown_in_terminal
 
 # Every count lasts until it is shown.
@@ -19,11 +20,14 @@ from lightning.pytorch import Callback
 from lit_grpo.rewards import Reward
 from lit_grpo.rollout import HFEngine
 
+def read_screen():
+    text = Path("screen").read_bytes().decode(errors="ignore")
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
 def wait_until(condition):
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        text = Path("screen").read_bytes().decode(errors="ignore")
-        if condition(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)):
+        if condition(read_screen()):
             return
         time.sleep(0.02)
 
@@ -47,6 +51,16 @@ class SlowReward(Reward):
         self.num_scored += 1
         return float(sum(completion.token_ids))
 
+class OutOfService(Reward):
+    def score(self, prompt, completion):
+        if "waiting for missing scores" not in read_screen():
+            raise ConnectionError("the service is down")
+        return float(sum(completion.token_ids))
+
+class SlowSave(Callback):
+    def on_save_checkpoint(self, *_):
+        wait_until(is_shown("saving a checkpoint"))
+
 class SlowUpdate(Callback):
     def __init__(self, num_clocks: int = 0):
         self.num_clocks = num_clocks
@@ -60,6 +74,18 @@ CLOCK = r"(?<=0/1 )\d:\d\d:\d\d"
 
 BASIS = ("--config=base.yaml", "--trainer.max_steps=1", "--model.engine=slow.SlowEngine")
 SLOW_STEP = ("--model.rewards=[slow.SlowReward]", "--trainer.callbacks=slow.SlowUpdate")
+# The bar comes first, so that it shows the saving before `SlowSave` waits for that.
+SLOW_SAVE = (
+    "--trainer.callbacks=RolloutProgressBar",
+    "--trainer.callbacks+=slow.SlowSave",
+    "--trainer.callbacks+=slow.SlowUpdate",
+    "--trainer.callbacks.num_clocks=3",
+)
+OUTAGE = (
+    "--model.rewards=[slow.OutOfService]",
+    "--model.outage.first_pause_seconds=0.5",
+    "--model.outage.give_up_after_seconds=30",
+)
 VALIDATED = ("--trainer.check_val_every_n_epoch=null", "--trainer.val_check_interval=1")
 
 
@@ -80,7 +106,7 @@ def phases(lines: list[str]) -> list[str]:
 
 @pytest.mark.slow
 def test_a_step_shows_its_stages_their_counts_and_the_clock_while_it_runs(here, importer):
-    slow = (*SLOW_STEP, "--trainer.callbacks.num_clocks=3")
+    slow = ("--model.rewards=[slow.SlowReward]", *SLOW_SAVE)
     lines = shown_in_terminal(importer, "fit", *BASIS, *slow, *VALIDATED, cwd=here)
     step = [one for one in lines if one.startswith("Training") and " 0/1 " in one]
     assert len({re.search(r"0:00:\d\d", one)[0] for one in step}) >= 3
@@ -90,7 +116,11 @@ def test_a_step_shows_its_stages_their_counts_and_the_clock_while_it_runs(here, 
     assert any(one.startswith("update ") for one in seen)
     assert any("tok/s" in one for one in lines if one.startswith("generate"))
     assert not any("Epoch" in one for one in lines)
-    for silent in ("reading and tokenizing the train data", "loading the model"):
+    for silent in (
+        "reading and tokenizing the train data",
+        "loading the model",
+        "saving a checkpoint",
+    ):
         assert any(one.startswith(silent) for one in lines), silent
 
 
@@ -109,18 +139,31 @@ def test_a_warm_up_and_a_validation_show_what_they_do(here, importer):
     assert {"validate 0/2", "validate 1/2"} <= set(phases(lines))
 
 
+def shown_in_file(importer: Importer, *arguments: str, cwd: Path) -> list[str]:
+    """Return the lines that ``lit-grpo`` writes in a file, often also within a step."""
+    bar = ["--trainer.callbacks+=RolloutProgressBar", "--trainer.callbacks.every_n_seconds=0.1"]
+    screen = cwd / "screen"
+    process = importer.start([*arguments, *bar], cwd, screen, TERM="xterm")
+    assert process.wait() == 0, screen.read_text()
+    return screen.read_text().splitlines()
+
+
 @pytest.mark.slow
 def test_a_file_gets_plain_lines_also_within_a_step(here, importer):
-    bar = [
-        "--trainer.callbacks+=RolloutProgressBar",
-        "--trainer.callbacks.every_n_seconds=0.1",
-    ]
-    words, screen = ["fit", *BASIS, *SLOW_STEP, *bar], here / "screen"
-    assert importer.start(words, here, screen, TERM="xterm").wait() == 0, screen.read_text()
-    assert "\x1b" not in screen.read_text()
-    lines = screen.read_text().splitlines()
+    lines = shown_in_file(importer, "fit", *BASIS, *SLOW_STEP, cwd=here)
+    assert not any("\x1b" in one for one in lines)
     within = [one.removeprefix("step 0/1  ") for one in lines if one.startswith("step 0/1  ")]
     seen = phases(within)
     assert {f"generate {n}/4" for n in range(4)} <= set(seen)
     assert {f"score {n}/4" for n in range(4)} <= set(seen)
     assert any(re.match(r"step 1/1  \d+\.\d\d s/step  reward ", one) for one in lines)
+
+
+@pytest.mark.slow
+def test_a_run_that_waits_for_missing_scores_says_so_in_a_terminal_and_in_a_file(here, importer):
+    """The service is back once the words are shown."""
+    words = ("fit", *BASIS, *OUTAGE)
+    lines = shown_in_terminal(importer, *words, "--run_dir=live", cwd=here)
+    assert any(one.startswith("waiting for missing scores") for one in lines)
+    lines = shown_in_file(importer, *words, "--run_dir=plain", cwd=here)
+    assert any(one.startswith("step 0/1  waiting for missing scores") for one in lines)

@@ -75,7 +75,6 @@ def write_pass_rates(given: argparse.Namespace, keys: Sequence[str]) -> int:
     path = prepared.split(given.split).path
     settings = [
         f"--model.policy.path={given.policy}",
-        "--model.policy.architecture=null",
         f"--model.group_size={given.samples}",
         *_default_rewards(invocation, keys),
         *_default_data(str(path), invocation, keys),

@@ -28,6 +28,7 @@ from lit_grpo.cli.parsing.config_checks import (
     refuse_secrets,
 )
 from lit_grpo.cli.parsing.object_checks import refuse_beside, refuse_other_forms
+from lit_grpo.runs.files.config import argument as value_at
 from lit_grpo.types import UserError, list_some
 from lit_grpo.types.spelling import did_you_mean
 
@@ -80,6 +81,7 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
     given = last_value("run_dir", configs, others)
     run_dir = at_home(given) if isinstance(given, str) else given
     others += [f"--run_dir={run_dir}"] if run_dir != given else []
+    others += _without_architecture(configs, others)
     return Invocation(
         arguments=_replacing_lists(list(zip(paths, configs, strict=True)), others),
         directories=tuple(
@@ -94,6 +96,20 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
         has_rewards=any(_has_key(config.get("model"), "rewards") for config in configs),
         is_sft=any(_has_key(config.get("model"), "target_column") for config in configs),
     )
+
+
+def _without_architecture(
+    configs: Sequence[Mapping[str, Any]], arguments: Sequence[str]
+) -> list[str]:
+    """Return the argument that removes a file's architecture, for a path on the command line.
+
+    Nothing unless there is one of each, and the command line says nothing of the architecture.
+    """
+    key = "--model.policy.architecture"
+    has_path = last_value("model.policy.path", [], arguments) not in (None, "null")
+    is_built = any(value_at(config, "model", "policy", "architecture") for config in configs)
+    is_given = any(re.match(rf"{key}\b", one) for one in arguments)
+    return [f"{key}=null"] if has_path and is_built and not is_given else []
 
 
 def _with_negative_numbers(arguments: Sequence[str]) -> list[str]:

@@ -178,10 +178,11 @@ def _newest_intact(run_dir: Path) -> Path:
             continue
         why = why_unusable(checkpoint, reads_all=True)
         if not why:
+            for other, reason in found.items():
+                log.warning("%s is damaged and passed over: %s", checkpoint.parent / other, reason)
             if found and get_rank() == 0:
                 _record_damage(run_dir, found, checkpoint)
             return checkpoint
-        log.warning("%s is damaged and passed over: %s", checkpoint.with_name(name), why)
         found[name] = why
     lost = [one for one in _named_checkpoints(run_dir) if not one.exists()]
     found |= {one.name: "the file that it names is gone" for one in lost}

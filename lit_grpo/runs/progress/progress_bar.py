@@ -203,7 +203,12 @@ class RolloutProgressBar(ProgressBar):
             return
         events = getattr(pl_module, "events", None)
         self._progress = RunProgress(
-            title, unit, num_done, total, lambda: getattr(events, "running", None)
+            title,
+            unit,
+            num_done,
+            total,
+            running_stage=lambda: getattr(events, "running", None),
+            is_paused=lambda: getattr(events, "is_paused", False),
         )
         console = get_console()
         if can_draw_live(console):

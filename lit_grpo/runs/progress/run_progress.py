@@ -34,6 +34,7 @@ class RunProgress:
         num_done: Steps before this process.
         total: Steps of the whole run; infinite if there is no limit.
         running_stage: Returns the stage that is running, if any.
+        is_paused: Returns whether the run pauses until missing scores are tried again.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class RunProgress:
         num_done: int,
         total: int | float,
         running_stage: Callable[[], RunningStage | None],
+        is_paused: Callable[[], bool] = lambda: False,
     ) -> None:
         self.title = title
         self.unit = unit
@@ -54,6 +56,7 @@ class RunProgress:
         self._batch = ""
         """Which batch of a validation during training is running, if it has several."""
         self._running_stage = running_stage
+        self._is_paused = is_paused
         self._started = time.perf_counter()
         self._step_ends: deque[float] = deque(maxlen=NUM_TIMED_STEPS + 1)
         """Start of the first step, then the ends of steps."""
@@ -112,6 +115,8 @@ class RunProgress:
         progress = stage.progress()
         verb = STAGE_VERBS.get(stage.name, stage.name)
         count = f" {progress.num_done}/{progress.total}" if progress.total else ""
+        if self._is_paused():  # all were scored, some without a result
+            verb, count = "waiting for missing scores", ""
         seconds = time.perf_counter() - stage.started
         rate = self._rate.update(stage.name, progress.num_tokens)
         clock = clock_time(seconds) if seconds >= 1 else ""

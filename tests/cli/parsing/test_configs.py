@@ -62,6 +62,31 @@ def test_a_model_class_is_noticed_in_files_and_arguments(config, arguments, expe
     assert read_invocation(["--config=my.yaml", *arguments]).has_model_class is expected
 
 
+BUILT = "model: {policy: {architecture: {model_type: llama}}}"
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "is_replaced"),
+    [
+        (BUILT, ["--model.policy.path=x"], True),
+        (BUILT, ["--model.policy.path", "x", "--a=1"], True),
+        ("model: {init_args: {policy: {init_args: {architecture: {a: 1}}}}}",
+         ["--model.policy.path=x"], True),
+        (BUILT, [], False),
+        (BUILT, ["--model.policy.path=null"], False),
+        (BUILT, ["--model.policy.path=x", "--model.policy.architecture.model_type=qwen3"], False),
+        ("model: {policy: {path: y}}", ["--model.policy.path=x"], False),
+    ],
+)  # fmt: skip
+def test_a_path_on_the_command_line_replaces_the_architecture_of_a_config(
+    config, arguments, is_replaced, tmp_path
+):
+    write(tmp_path, my=config)
+    found = read_invocation(["--config=my.yaml", *arguments]).arguments
+    added = ["--model.policy.architecture=null"] if is_replaced else []
+    assert found == ("--config=my.yaml", *arguments, *added)
+
+
 def test_every_bundled_config_is_found_with_and_without_its_suffix():
     for name in bundled_configs():
         assert find_config(name) == find_config(f"{name}.yaml") == BUNDLED / f"{name}.yaml"

@@ -77,8 +77,10 @@ def test_a_damaged_checkpoint_is_refused_and_the_newest_intact_one_is_the_last(h
     with pytest.raises(ValueError, match=r"last\.ckpt is damaged: .* Set ckpt_path to last"):
         find_checkpoint(str(damaged), here / "run")
     intact.unlink()
+    caplog.clear()
     with pytest.raises(ValueError, match="has no intact checkpoint to go on from"):
         find_checkpoint("last", here / "run")
+    assert caplog.messages == []  # the error names all of them
 
 
 def test_an_empty_text_is_no_checkpoint(here):

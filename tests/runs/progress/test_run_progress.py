@@ -22,8 +22,10 @@ def stage(name, started, **counts):
     return RunningStage(name=name, started=started, progress=lambda: StageProgress(**counts))
 
 
-def progress(running=None, *, num_done=0, total=10):
-    return RunProgress("Training", "step", num_done, total, lambda: running)
+def progress(running=None, *, num_done=0, total=10, is_paused=False):
+    return RunProgress(
+        "Training", "step", num_done, total, lambda: running, is_paused=lambda: is_paused
+    )
 
 
 def test_time_left_runs_down_within_a_step_and_never_below_the_steps_after_it(clock):
@@ -67,6 +69,13 @@ def test_what_the_run_does_besides_a_step_comes_first(clock):
     assert one.doing() == "saving a checkpoint"
     one.begin_step()
     assert one.doing() == "update"
+
+
+def test_a_pause_until_missing_scores_are_tried_again_is_told_in_place_of_the_count(clock):
+    reward = stage("reward", 100.0, num_done=16, total=16)
+    clock.now += 72
+    assert progress(reward).doing() == "score 16/16  0:01:12"
+    assert progress(reward, is_paused=True).doing() == "waiting for missing scores  0:01:12"
 
 
 def test_a_validation_in_several_batches_says_which_one_runs(clock):
