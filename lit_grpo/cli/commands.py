@@ -144,7 +144,7 @@ CHECKING = "doctor"
 PLANNING = "plan"
 """The command that estimates what a step of a training run will cost."""
 WITHOUT_CONFIG = ("prepare", "precompute", "analyze", "report", "checkpoints", "wandb-sync")
-"""The commands that take options of their own in place of the keys of a config."""
+"""The commands that take their own options instead of config keys."""
 
 REPORT_OUTPUT = """
 One run is drawn into its report.html and curves.png. So are stages of one training: runs each of

@@ -1,6 +1,6 @@
 """Count what the checks need from the rollouts of a step, so that ranks can add up their counts.
 
-The groups of one rank may all have equal rewards while those of another rank differ.
+One rank's groups may all have equal rewards while another rank's differ.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _first_of_each(one: Mapping[Scores, str], other: Mapping[Scores, str]) -> di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts:
-    """Counts of a step's rollouts; those of two ranks are added with ``+``."""
+    """Counts of a step's rollouts; ``+`` adds the counts of two ranks."""
 
     group_size: int = _merged_by(max)
     num_groups: int

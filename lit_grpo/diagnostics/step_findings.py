@@ -98,7 +98,7 @@ def find_failure(
 
 
 def most_common_failure(counts: StepCounts, outcome: Outcome | None = None) -> Failure | None:
-    """Return the reward and outcome that most rows without a value share, as `find_failure` does.
+    """Return the reward and outcome that most rows without a value share, like `find_failure`.
 
     Args:
         outcome: The only one to look at; null looks at all.

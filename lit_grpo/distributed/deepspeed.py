@@ -48,12 +48,12 @@ class ZeROStrategy(DeepSpeedStrategy):
     """Partition what the training of a policy needs over all ranks, by DeepSpeed.
 
     Args:
-        stage: What is partitioned: the optimizer state (1), the gradients, too (2), the weights of
-            policy and reference, too (3).
+        stage: What is partitioned: the optimizer state (1), also the gradients (2), also the
+            weights of policy and reference (3).
         offload_optimizer: Keep the optimizer state in host memory and take its steps there.
         offload_parameters: Keep the partitions of the weights in host memory, in stage 3.
         config: Further settings of DeepSpeed, such as ``{zero_optimization: {overlap_comm:
-            false}}``. They are merged with those of this strategy.
+            false}}``. They are merged with this strategy's own.
         timeout_minutes: Time after which a rank that waits for another one fails.
 
     Raises:

@@ -120,7 +120,7 @@ def _parts_3(zero: Any) -> Iterator[_Part]:
 
 
 def _weight(training: Training, name: str, own: Tensor) -> Tensor:
-    """Return a weight of a training, of which a part would fit into a smaller one, too."""
+    """Return a weight of a training; check its shape, as a part would fit a smaller weight."""
     weight = training.weight(name)
     refuse_other_shape(name, weight.shape, whole_shape(own))
     return weight

@@ -30,7 +30,7 @@ Values = Mapping[str, Sequence[float]]
 
 
 def draw_rows(found: ScoredRows, threshold: float, unit: str, path: Path) -> Figure:
-    """Write a picture of rows; its type is that of the suffix, such as ``.png``.
+    """Write a picture of rows; the suffix, such as ``.png``, sets its type.
 
     Args:
         found: The rows.

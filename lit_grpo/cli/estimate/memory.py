@@ -12,7 +12,7 @@ from lit_grpo.policy.files.model_files import file_bytes
 
 CUDA_CONTEXT = GIB // 2
 NCCL_BUFFERS = GIB
-"""What NCCL allocates for its channels on a GPU."""
+"""Bytes that NCCL allocates for its channels on a GPU."""
 
 Moments = tuple[str, ...]
 ALWAYS, FORWARD, LAYERS = "always", "in the head's chunks", "in a layer's backward pass"
@@ -56,7 +56,7 @@ class MemoryEstimate:
 
     @property
     def moments(self) -> list[str]:
-        """What takes memory for a time only, the largest first; ``always`` if nothing does."""
+        """Moments with memory of their own, the largest first; ``always`` if there are none."""
         found = {moment: 0 for one in self.parts for moment in one.when}
         found.pop(ALWAYS, None)
         return sorted(found, key=self.during, reverse=True) or [ALWAYS]

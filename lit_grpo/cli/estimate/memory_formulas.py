@@ -32,7 +32,7 @@ PREFILL_VALUES = 3
 def layer_bytes(setup: Setup) -> int:
     """Return the bytes that autograd keeps of one layer for the largest micro-batch.
 
-    Attention in blocks keeps keys and values of each row, those of the prompt included.
+    Attention in blocks keeps the keys and values of each row, including its prompt.
     """
     step, sizes = setup.step, setup.model
     kv = sizes.kv_values // sizes.num_layers
@@ -45,7 +45,7 @@ def layer_bytes(setup: Setup) -> int:
 
 
 def adapter_input_bytes(setup: Setup) -> int:
-    """Return the bytes of an input of an adapter beside that of its layer.
+    """Return the bytes of an adapter's input, in addition to its layer's input.
 
     `peft` keeps adapters in float32 and casts what they read.
     """
@@ -194,7 +194,7 @@ def optimizer_copy_bytes(setup: Setup) -> int:
     """Return the bytes of what exists only while the optimizer takes a step.
 
     DeepSpeed copies its part of the gradients into one tensor, and frees them before the optimizer
-    copies weights; but those of stage 3 stay.
+    copies weights; but stage 3 keeps them.
     """
     sharding, model = setup.sharding, setup.model
     values = model.trained_parameters / setup.share(sharding.optimizer)
@@ -228,7 +228,7 @@ def reduced_bytes(setup: Setup) -> int:
 def gradient_bytes(setup: Setup) -> int:
     """Return the bytes of the gradients that a rank keeps.
 
-    Stage 1 of DeepSpeed has those of all ranks only between micro-batches.
+    Stage 1 of DeepSpeed has the gradients of all ranks only between micro-batches.
     """
     sharding, model = setup.sharding, setup.model
     has_one = setup.step.micro_batches == 1

@@ -72,7 +72,7 @@ def optimizer_sizes(model: nn.Module, optimizer: Optimizer | None) -> OptimizerS
     """Return the sizes of an optimizer, from a step on the meta device.
 
     The model must be on that device. An optimizer that reads values there is taken for Adam, or for
-    an 8-bit AdamW if its class says so.
+    an 8-bit AdamW if the name of its class suggests that.
 
     Args:
         optimizer: Of `build_optimizer`.

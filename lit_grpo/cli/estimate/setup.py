@@ -39,7 +39,7 @@ PRECISIONS: dict[str, Precision] = {
     "bf16": "bf16-mixed",
     "bf16-mixed": "bf16-mixed",
 }
-"""What ``trainer.precision`` may be -> what Lightning makes of it."""
+"""Value of ``trainer.precision`` -> its canonical name in Lightning."""
 SamplerKind = Literal["policy", "vllm", "servers", "none"]
 
 
@@ -54,7 +54,7 @@ class Sampler:
     value_bytes: int = BFLOAT16
     """Bytes of a weight, a key or a value."""
     num_gpus: int = 1
-    """GPUs that sample: those of all servers."""
+    """GPUs that sample, over all servers."""
     gpus_per_copy: int = 1
     memory_fraction: float = 0.0
     """Share of the trainer's GPU that it takes; 0 if it has others."""
@@ -114,7 +114,7 @@ class Setup:
 
     @property
     def computes_in_weights(self) -> bool:
-        """Whether the weights are loaded in bfloat16, so that the precision does not matter."""
+        """Whether the weights are loaded in bfloat16, so the precision does not matter."""
         return self.model.parameter_bytes < 3
 
     @property
@@ -159,7 +159,7 @@ def make_setup(
     Args:
         make_optimizer: From the trained parameters.
         strategy: A name, or a strategy of Lightning.
-        optimizer_bytes: State per trained parameter, in place of that of the optimizer.
+        optimizer_bytes: State per trained parameter, instead of the optimizer's own.
         refreshes_reference: With an adapter, its reference is a second one.
         settings: Further fields of `Setup`.
 

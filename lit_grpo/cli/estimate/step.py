@@ -83,7 +83,7 @@ def make_step(
     """Return the sizes of the largest step that the data and the settings allow.
 
     Args:
-        num_ranks: None for those of the trainer.
+        num_ranks: None for the trainer's.
         mean_completion_tokens: None if completions are taken to be as long as allowed.
     """
     if num_ranks is None:

@@ -134,7 +134,7 @@ def forward_work(setup: Setup) -> Work:
 
 
 def large_logits(setup: Setup, tokens: Tokens) -> float:
-    """Return the bytes of all logits if those of a chunk are a large tensor, else 0.
+    """Return the bytes of all logits if a chunk's logits are a large tensor, else 0.
 
     Their gradient is written in their place.
     """
@@ -218,7 +218,7 @@ def decode_work(setup: Setup, rows: float, tokens: float, passes: float, *, dtyp
         rows: Completions in all.
         tokens: Sampled tokens of a completion.
         passes: Forward passes in all.
-        dtype: Bytes of a weight; 0 for those of the policy, under autocast of its copies, which
+        dtype: Bytes of a weight; 0 for the policy's weights, or under autocast its copies, which
             are made once.
     """
     model, step = setup.model, setup.step

@@ -39,7 +39,7 @@ SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A key whose value differs from that of the run."""
+    """A key whose value differs from the run's."""
 
     key: str
     before: object
@@ -122,7 +122,7 @@ def _children(node: Any) -> dict[Any, Any] | None:
 
 
 def _is_item(key: str) -> bool:
-    """Return whether the key is that of an item of a list, such as ``model.rewards.1``."""
+    """Return whether the key names an item of a list, such as ``model.rewards.1``."""
     return key.rpartition(".")[2].isdecimal()
 
 

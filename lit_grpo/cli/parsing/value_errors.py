@@ -23,7 +23,7 @@ from lit_grpo.types.spelling import did_you_mean
 
 DATA_EXAMPLE = "data: {class_path: PromptData, init_args: {train: train.jsonl}}"
 NULL_IN_WORDS = ("none", "nil")
-"""What other languages call null, and YAML takes for a text."""
+"""Other languages' words for null, which YAML takes for texts."""
 
 
 def missing_keys(parser: Any, key: str, match: re.Match[str]) -> str:

@@ -75,7 +75,7 @@ def _order(given: Namespace) -> PrepareOptions:
 
 
 def _cache(recipe: Recipe, directory: str | None) -> StoredGold | None:
-    """Return the gold scores of a directory, by default of that of the recipe if it is there.
+    """Return the gold scores of a directory, by default the recipe's if it exists.
 
     Raises:
         UserError: the directory is not there, or has the scores of another judge.

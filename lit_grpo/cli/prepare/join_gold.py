@@ -30,7 +30,7 @@ class Checked:
 
 
 class GoldCache(Protocol):
-    """What is known of the quality of stored answers."""
+    """Votes on the quality of stored answers."""
 
     def votes(self, key: str) -> Mapping[int, int]:
         """Return the grades of an answer by the number of the vote; see `vote_key`."""

@@ -47,7 +47,7 @@ def find_value(columns: Mapping[str, Any], name: str) -> Any:
 def failed_filter(columns: Mapping[str, Any], where: Mapping[str, Any]) -> str | None:
     """Return the name of the first filter that a prepared row does not pass; None if it passes all.
 
-    Besides the columns, there are ``prompt_characters``, ``answer_characters``, ``num_answers`` and
+    There are also ``prompt_characters``, ``answer_characters``, ``num_answers`` and
     ``gold_range``, the difference between the best and the worst gold score.
 
     Args:

@@ -18,7 +18,7 @@ _DATASET = re.compile(
 )
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _MISTYPED = 0.85
-"""Similarity of a name with that of a file from which it was meant, rather than a dataset's id."""
+"""Similarity with a file's name from which a name is taken for a typo, not a dataset's id."""
 
 
 def open_dataset(source: str, *, streaming: bool = False) -> tuple[str, Any]:

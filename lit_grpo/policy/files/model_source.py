@@ -68,7 +68,7 @@ def refuse_changed(
 
     Args:
         sources: By the setting that names the path.
-        may_be_others: Whether a path may have been changed to that of another model.
+        may_be_others: Whether a path may have been changed to another model's.
 
     Raises:
         UserError: a model is another one, or has changed since the run read it.

@@ -70,7 +70,7 @@ class Layout(NamedTuple):
     rows: Rows | None
     """None for ``torch.compile``, which needs fixed shapes: only the blocks have them."""
     derived: dict[Any, Any]
-    """What attention computes from this layout in its first layer, for all others."""
+    """Values that attention computes from this layout in its first layer, for all others."""
 
 
 class Pack(NamedTuple):

@@ -31,7 +31,7 @@ _NAME = re.compile(
 class Items:
     """A list of answers.
 
-    Its brackets are ``()``, ``[)``, ``{}`` and so on, or empty. The name is that of the variable
+    Its brackets are ``()``, ``[)``, ``{}`` and so on, or empty. The name is the variable's
     whose values they are, or empty.
     """
 

@@ -26,7 +26,7 @@ class Launch:
     Args:
         num_servers: Number of servers.
         python: Interpreter of the environment that has the server; null for the trainer's.
-        program: Command that takes the server's options, in place of ``python -m`` and its module:
+        program: Command that takes the server's options, instead of ``python -m`` and its module:
             a container, or a launcher such as ``["srun", "python", "-m", "sglang.launch_server"]``.
         host: Address to listen on, in a private network if processes on other machines need it.
         port: Port of the first server; the others use the following ones. Null for free ports.
@@ -110,7 +110,7 @@ class ServerAPI(ABC):
     """
 
     requirements: str
-    """What an externally started server must have been started with."""
+    """Options that an externally started server must have been started with."""
 
     package: str = ""
     """The Python package that has the server; empty if it is not known."""
