@@ -243,7 +243,8 @@ def padded_states(model: CausalModel, batch: TokenBatch) -> tuple[Tensor, Tensor
     ids = torch.cat([batch.prompt_ids[batch.prompt_index], batch.completion_ids], 1)
     mask = torch.cat([batch.prompt_mask[batch.prompt_index], batch.completion_mask], 1)
     hidden_states = model.hidden_states(ids, mask, positions(mask))
-    # The state at position t predicts token t + 1, so the last prompt token's predicts the first
+    # The state at position t predicts token t + 1, so the last prompt token's state predicts the
+    # first completion token.
     predicts = torch.zeros_like(mask)
     predicts[:, batch.prompt_ids.shape[1] - 1 : -1] = batch.completion_mask
     return hidden_states.flatten(0, 1), predicts.flatten().nonzero()[:, 0]

@@ -141,10 +141,10 @@ class Evaluation:
             ) from error
 
     def describe_coverage(self, prompts: Sequence[Prompt], sources: Sequence[str]) -> str:
-        """Say which sources of a mixture the accuracy covers; empty if it covers all or none.
+        """Return which sources of a mixture the accuracy covers; empty if it covers all or none.
 
         Args:
-            prompts: Those of the validation.
+            prompts: The validation's.
             sources: The sources that are trained on.
         """
         rewards = self.suite.rewards

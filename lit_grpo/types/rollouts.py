@@ -118,7 +118,7 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardTable:
-    """What advantages are computed from; with several ranks the rows of all, in their order."""
+    """The input of the advantages; with several ranks, the rows of all ranks, in their order."""
 
     rewards: Tensor
     """[B, G] float64 weighted sum of the parts; NaN where not valid."""

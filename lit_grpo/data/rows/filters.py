@@ -47,7 +47,7 @@ def find_value(columns: Mapping[str, Any], name: str) -> Any:
 def failed_filter(columns: Mapping[str, Any], where: Mapping[str, Any]) -> str | None:
     """Return the name of the first filter that a prepared row does not pass; None if it passes all.
 
-    There are also ``prompt_characters``, ``answer_characters``, ``num_answers`` and
+    A filter names a column, ``prompt_characters``, ``answer_characters``, ``num_answers`` or
     ``gold_range``, the difference between the best and the worst gold score.
 
     Args:

@@ -1,7 +1,7 @@
 """A reward for rubrics that the policy writes.
 
-A judge grades the stored answers of a row by the rubric; the closer its order is to the order of the
-gold scores, the better. The judge sees the rubric and the answers, but no gold scores.
+A judge grades the stored answers of a row by the rubric. The reward grows as its order gets closer
+to the order of the gold scores. The judge sees the rubric and the answers, but no gold scores.
 """
 
 from __future__ import annotations

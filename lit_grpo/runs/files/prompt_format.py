@@ -31,7 +31,7 @@ def write_prompt_format(directory: Path, trainer: L.Trainer) -> None:
 
 @rank_zero_only
 def warn_of_other_format(trainer: L.Trainer, path: str | None) -> None:
-    """Warn if a policy was trained on prompts of another format than those of this run.
+    """Warn if a policy was trained on prompts of another format than this run's.
 
     Args:
         path: Of the initial policy.

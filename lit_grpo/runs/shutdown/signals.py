@@ -137,7 +137,7 @@ def _leave(signum: int, frame: FrameType | None) -> None:
 
 
 def _end_if_stuck(reader: int, is_over: threading.Event, wake: Callable[[int], None]) -> None:
-    """Say that a signal has come, and end the process unless the main thread leaves in time.
+    """Report that a signal has come, and end the process unless the main thread leaves in time.
 
     Args:
         wake: Ends a blocking call of the main thread.

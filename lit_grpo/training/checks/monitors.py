@@ -67,7 +67,7 @@ def check_monitors(
 
 
 def warn_of_unlogged(trainer: L.Trainer) -> None:
-    """Warn, after a step, of callbacks that watch a metric that it has not logged."""
+    """Warn, after a step, of callbacks that watch a metric that it did not log."""
     logged = trainer.callback_metrics
     for _, kind, monitor in _watching(trainer):
         if monitor not in logged and not monitor.startswith("val"):

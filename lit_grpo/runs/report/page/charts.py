@@ -32,7 +32,7 @@ DASHES = ("solid", "dash", "dot")
 """Those after the first are for more runs than there are colours."""
 GREY = COLORS[-1]
 MAX_POINTS = 1000
-"""A longer curve is drawn as the means of consecutive steps, so that the page stays small."""
+"""A longer curve is drawn as the means of consecutive steps, to keep the page small."""
 BAND_OPACITY = "22"
 UNSEEN: Trace = {"hoverinfo": "skip", "hovertemplate": None}
 """Of a trace whose values do not show where the pointer is; a template would override it."""

@@ -50,7 +50,7 @@ def write_page(
 
     Args:
         read_up_to: The last step that was read of each run.
-        reload_seconds: The page reloads itself so often, for a run that goes on.
+        reload_seconds: Interval at which the page reloads itself, for a live run.
     """
     is_comparison = not are_stages(runs)
     diagnoses = [diagnose(run) for run in runs]
@@ -94,7 +94,7 @@ def write_page(
 
 @cache
 def _compressed_plotly() -> str:
-    """Return Plotly's script, compressed and in base64: 2 MB in place of 5."""
+    """Return Plotly's script, compressed and in base64: 2 MB instead of 5."""
     return b64encode(gzip.compress(PLOTLY.read_bytes(), compresslevel=6)).decode()
 
 
