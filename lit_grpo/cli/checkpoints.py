@@ -173,7 +173,7 @@ def _why_chosen(chosen: Path, newest: Path, manifest: Manifest | None) -> str:
     """Return why the newest intact checkpoint was not chosen, or was although it is not healthy.
 
     Args:
-        manifest: That of the newest one.
+        manifest: The newest one's.
     """
     why = "it has no manifest" if manifest is None else manifest.trouble
     if chosen == newest:

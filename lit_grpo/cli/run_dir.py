@@ -22,7 +22,7 @@ from lit_grpo.runs.files.log import not_writable
 from lit_grpo.types import UserError, list_some
 
 _MISSING = re.compile(r"no such (file|dir)|no module named|looked (for|in)", re.IGNORECASE)
-"""In the errors that miss a file or a module."""
+"""Words in the errors that miss a file or a module."""
 RUN_DIR_VARIABLE = "LIT_GRPO_RUN_DIR"
 """Environment variable with the directory that rank 0 chose, for the ranks that it launches."""
 
@@ -67,7 +67,7 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
 
 
 def _refuse_other_run_dir(command: str, run_dir: str, arguments: Sequence[str]) -> None:
-    """Refuse another ``--run_dir`` beside RUN, where it would be ignored."""
+    """Refuse another ``--run_dir`` next to RUN, where it would be ignored."""
     given = last_value("run_dir", [], arguments)
     if given is None or Path(given).absolute() == Path(run_dir).absolute():
         return

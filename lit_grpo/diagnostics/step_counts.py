@@ -51,7 +51,7 @@ class StepCounts:
 
     num_valid: int
     reward_sum: float
-    """Of the valid rows."""
+    """Sum over the valid rows."""
     num_rewarded: int
     """Valid rows with a reward other than 0."""
     num_counted: int
@@ -70,7 +70,7 @@ class StepCounts:
     num_identical: int
     """Groups whose completions are all the same."""
     equal_identical: Counter[float]
-    """Those among them with equal rewards, as in ``equal``."""
+    """Groups among them with equal rewards, as in ``equal``."""
 
     num_with_tokens: int
     lowest_logprob: float = _merged_by(min)
@@ -86,7 +86,7 @@ class StepCounts:
     asked: Counter[str]
     """The name of a reward -> scores of the sources that it is for."""
     failures: Counter[Scores]
-    """Those without a value."""
+    """Scores without a value."""
     details: Mapping[Scores, str] = _merged_by(_first_of_each)
     """The detail of one of each."""
 

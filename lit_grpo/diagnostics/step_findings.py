@@ -145,7 +145,7 @@ def likely_causes(
     """Return why a step has no reward and what to do, the likeliest cause first.
 
     Args:
-        counts: Those of all ranks; null counts the rollouts.
+        counts: Counts over all ranks; null counts the rollouts.
         can_end: Whether anything but the token limit ends a completion.
     """
     counts = counts or count_step(rollouts)

@@ -229,8 +229,8 @@ class ZeROStrategy(DeepSpeedStrategy):
     ) -> dict[str, Any]:
         """Load any checkpoint; every rank must call this.
 
-        DeepSpeed reads those that it wrote in the same stage, with as many ranks. An optimizer
-        to which the state in the checkpoint is of no use is left alone.
+        DeepSpeed reads checkpoints that it wrote in the same stage, with as many ranks. An
+        optimizer to which the state in the checkpoint is of no use is left alone.
         """
         path = Path(self.broadcast(checkpoint_path))
         if self.engine is None:

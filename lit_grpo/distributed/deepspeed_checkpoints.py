@@ -37,7 +37,7 @@ class WholeTraining:
     """A checkpoint that is not sharded.
 
     Args:
-        names: Of the trained weights, in the order of the optimizer.
+        names: Names of the trained weights, in the order of the optimizer.
     """
 
     def __init__(self, checkpoint: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -19,11 +19,11 @@ class _Part(NamedTuple):
 
     parameter: Any
     group: int
-    """Of the flat tensors that have the rank's parts."""
+    """Index among the flat tensors that have the rank's parts."""
     offset: int
-    """Of the part, in the flat tensors."""
+    """Place of the part in the flat tensors."""
     start: int
-    """Of the part, in the flattened weight."""
+    """Place of the part in the flattened weight."""
     size: int
 
 
@@ -42,7 +42,7 @@ def load_training(
     """Load weights, buffers and the optimizer; every rank must call this.
 
     Args:
-        names: Of the weights and buffers that are loaded; the others are left alone.
+        names: Names of the weights and buffers to load; the others are left alone.
         with_optimizer: False leaves the optimizer alone.
 
     Raises:

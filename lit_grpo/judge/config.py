@@ -152,7 +152,7 @@ class Judge:
         """Raise UserError if several votes on one question would all be equal.
 
         Args:
-            key: Of the setting with the number of votes.
+            key: Key of the setting with the number of votes.
             votes: Their number.
         """
         if votes > 1 and self.temperature == 0:

@@ -128,7 +128,7 @@ def candidate_statistics(
     """Return `completion_statistics`, and [N, C, K] logprobs of other tokens in each place.
 
     Args:
-        candidates: [N, C, K] ids of those tokens, on the CPU; None for none.
+        candidates: [N, C, K] ids of the other tokens, on the CPU; None for none.
     """
     function = partial(
         _chunk_statistics, model, temperature=temperature, entropy_gradient=entropy_gradient

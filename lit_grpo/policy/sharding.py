@@ -51,7 +51,7 @@ class Sharding:
         return nullcontext()
 
     def gathered_bytes(self, model: Any) -> int:
-        """Return the bytes that `gathered` needs on each rank beside its parts."""
+        """Return the bytes that `gathered` needs on each rank in addition to its parts."""
         return 0
 
 

@@ -247,10 +247,10 @@ class Evaluation:
 def _add_accuracy(
     metrics: Metrics, names: tuple[str, str], values: Tensor, is_asked: Tensor
 ) -> None:
-    """Add the mean of the [B, G] values that are known, and the share of those that are not.
+    """Add the mean of the [B, G] values that are known, and the share of unknown ones.
 
     Args:
-        names: Of the two metrics.
+        names: Names of the two metrics.
         is_asked: [B] whether an accuracy is for this prompt.
     """
     accuracy, unscored = names

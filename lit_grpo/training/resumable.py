@@ -84,7 +84,7 @@ class ResumableModule(PolicyModule):
         )
 
     def _tell_changes(self) -> None:
-        """Log what a resumed run does otherwise than before, as far as no config has shown it."""
+        """Log what a resumed run changes, as far as no config has shown it."""
         settings = self._run_settings
         if self.trainer.ckpt_path is not None:
             settings.changes += self._changed_optimizer_settings()

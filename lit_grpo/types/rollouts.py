@@ -150,7 +150,7 @@ class RolloutBatch:
 
     @property
     def results(self) -> tuple[GroupResult, ...]:
-        """The results of all groups that were sampled, also of those that were replaced."""
+        """The results of all groups that were sampled, including replaced ones."""
         return (*self.replaced, *map(self._result, range(len(self.groups))))
 
     def _result(self, index: int) -> GroupResult:

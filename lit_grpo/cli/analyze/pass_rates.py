@@ -202,7 +202,7 @@ class _Estimate:
 
 
 def samples_of(prepared: PreparedDir) -> Path:
-    """Return where the completions of policies on prepared data are kept: beside them."""
+    """Return where the completions of policies on prepared data are kept: next to the data."""
     path = prepared.path.resolve()
     return path.with_name(f"{path.name}.samples")
 

@@ -151,7 +151,7 @@ def _check_prompts(
     """Let a reward check the prompts; return False if it does not check, or does not start.
 
     Args:
-        evaluation: That of the reward, if it is the held-out accuracy.
+        evaluation: The evaluation that uses the reward as held-out accuracy, if one does.
 
     Raises:
         UserError: it can never score some of them.

@@ -19,7 +19,7 @@ ALWAYS, FORWARD, LAYERS = "always", "in the head's chunks", "in a layer's backwa
 ENDING = "at the end of the backward pass"
 STEPPING, SAMPLING, SAVING = "in the optimizer's step", "while sampling", "while saving"
 ELSEWHERE: Moments = ()
-"""For a part in host memory, which is never in the memory of the GPU."""
+"""Moments of a part in host memory, which is never in the memory of the GPU."""
 UPDATE = (FORWARD, LAYERS)
 WITH_GRADIENTS = (ENDING, STEPPING, SAMPLING, SAVING)
 """When the gradients of a single micro-batch exist: they are freed before its forward pass."""

@@ -14,8 +14,8 @@ from lit_grpo.policy.logprobs import CHUNK_LOGITS
 from lit_grpo.rollout.hf.shared_prompts import MIN_SAVED_TOKENS
 
 LOGIT_COPIES, LOGIT_COPIES_CPU = 3.0, 1.0
-"""In float32: log-probabilities in the place of the logits, and for the entropy their exponentials
-and those that are finite. A CPU makes these for a few tokens at a time."""
+"""Copies in float32: log-probabilities in the place of the logits, and for the entropy their
+exponentials and the finite ones. A CPU makes these for a few tokens at a time."""
 LOGIT_COPY_16 = 0.5
 """Further ones where the head computes in bfloat16, whose logits are there first."""
 SAMPLING_COPIES = 4
@@ -23,7 +23,7 @@ SAMPLING_COPIES = 4
 SORTING_COPIES = 6
 """Further ones with top-p: sorted probabilities, their places in 64 bits, running sums."""
 BACKWARD_GRADIENTS = 1
-"""Gradients of a layer's values that exist beside the values, which are freed one by one: as many
+"""Gradients of a layer's values that exist along with the values, freed one by one: as many
 as the feed-forward part has inner values, and the layer inputs."""
 PREFILL_VALUES = 3
 """Values of a layer's feed-forward part that exist at a time without autograd."""
@@ -105,7 +105,7 @@ def num_chunks(num_tokens: float, sizes: ModelSizes) -> int:
 
 
 def head_gradient_bytes(setup: Setup) -> int:
-    """Return the bytes of the head's gradients beside the one that is kept.
+    """Return the bytes of the head's gradients in addition to the one that is kept.
 
     Each chunk makes one, and autograd adds them up before it hands the sum on.
     """

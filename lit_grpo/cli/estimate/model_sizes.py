@@ -75,7 +75,7 @@ def optimizer_sizes(model: nn.Module, optimizer: Optimizer | None) -> OptimizerS
     an 8-bit AdamW if the name of its class suggests that.
 
     Args:
-        optimizer: Of `build_optimizer`.
+        optimizer: Result of `build_optimizer`.
     """
     parameters = trained(model)
     size = UNKNOWN_STATES * size_of(parameters)
@@ -148,18 +148,18 @@ class ModelSizes:
     inner_values: int
     """Values between the two halves of all feed-forward parts, per token."""
     parameters: int
-    """Of the whole model, tied ones counted once."""
+    """Parameters of the whole model, tied ones counted once."""
     trained_parameters: int
     layer_parameters: int
-    """Of the largest layer."""
+    """Parameters of the largest layer."""
     linear_parameters: int
-    """Of all matrices that each token of the body is multiplied by."""
+    """Parameters of all matrices that each token of the body is multiplied by."""
     largest_tensor: int
     """Parameters of the largest tensor."""
     parameter_bytes: float
     """Bytes per parameter of the model as it is loaded, on average."""
     trained_bytes: float
-    """The same of the trained parameters; 0 if there are none."""
+    """The same for the trained parameters; 0 if there are none."""
     buffer_bytes: int
     has_adapter: bool
     caps_scores: bool = False

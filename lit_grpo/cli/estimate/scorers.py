@@ -16,7 +16,7 @@ def scorer_bytes(
     """Return the bytes of all weights, and of one batch of each model in a forward pass.
 
     Args:
-        row_tokens: Of the longest prompt and completion.
+        row_tokens: Tokens of the longest prompt and completion.
         gpus: Numbers of the trainer's GPUs; None if it trains on the CPU.
 
     Raises:

@@ -38,7 +38,7 @@ sends on the CPU. With CUDA graphs, issuing kernels takes no time."""
 DISK_RATE = 1.0 * GB
 """Bytes per second at which weights go through files, written and read."""
 SECONDS_PER_SCORE = 30e-6
-"""Of a reward that follows rules, as measured for MathReward (docs/log.md)."""
+"""Seconds of a reward that follows rules, as measured for MathReward (docs/log.md)."""
 
 COMPUTE, MEMORY, HOST = "matrix products", "memory bandwidth", "issuing kernels from Python"
 SMALL = "the overhead of each operation"

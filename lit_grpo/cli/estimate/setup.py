@@ -80,13 +80,13 @@ class Setup:
     checkpointing: bool = False
     sampler: Sampler = Sampler()
     reference_bytes: int = 0
-    """Of the frozen copy of the weights, or of the adapter, for a KL term."""
+    """Bytes of the frozen copy of the weights, or of the adapter, for a KL term."""
     teacher_bytes: int = 0
     teacher_parameters: int = 0
     scorer_bytes: int = 0
-    """Of the weights of all reward models on this device."""
+    """Bytes of the weights of all reward models on this device."""
     scorer_pass_bytes: int = 0
-    """Of a batch that each of them scores."""
+    """Bytes of a batch that each of them scores."""
     reference_passes: int = 0
     """Forward passes of the reference in a rollout step."""
     old_passes: int = 0

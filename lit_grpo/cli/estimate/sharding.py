@@ -45,7 +45,7 @@ class ShardedParts:
     offloads_weights: bool = False
     """Whether a rank has its part of the weights in host memory."""
     offloads_optimizer: bool = False
-    """The same of gradients and the optimizer's state."""
+    """The same for gradients and the optimizer's state."""
 
     @property
     def is_deepspeed(self) -> bool:

@@ -33,7 +33,7 @@ class StepSizes:
     optimizer_steps: int
     epochs: int = 1
     micro_batches: int
-    """Of an optimizer step."""
+    """Number in an optimizer step."""
     micro_batch_tokens: int
     """Tokens that the model reads in the largest micro-batch, padding included."""
     micro_batch_rows: int

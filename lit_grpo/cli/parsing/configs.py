@@ -68,7 +68,7 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
 
     Raises:
         UserError: a file does not exist or is not a YAML mapping, a secret is interpolated, or
-            arguments of a class stand beside its path.
+            arguments of a class are next to its path.
     """
     parser = _PartialParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])

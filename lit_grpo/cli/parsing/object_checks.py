@@ -109,10 +109,10 @@ def _merged(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_beside(node: Any, key: str, where: str) -> None:
-    """Raise UserError if arguments of a class stand beside its path: the parser would not name it.
+    """Raise UserError if a class's arguments are next to its path: the parser would not name it.
 
     Args:
-        key: That of the node.
+        key: The node's.
         where: What the node is read from.
     """
     children = node.items() if isinstance(node, dict) else enumerate(node)

@@ -18,7 +18,7 @@ class Plan:
 
     setup: Setup
     memory: MemoryEstimate
-    """Of a rank."""
+    """Memory of a rank."""
     limit: int
     """Bytes that a rank may take."""
     time: StepTime

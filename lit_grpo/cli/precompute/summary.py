@@ -54,7 +54,7 @@ class Result:
     num_left: int = 0
     """Votes that are missing."""
     spent_usd: float | None = None
-    """Of this and all earlier runs; None if the judge has no price."""
+    """Dollars of this and all earlier runs; None if the judge has no price."""
     tally: Tally = field(default_factory=Tally)
 
     def as_dict(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class PrepareOptions:
     """The data to prepare, and the directory to write.
 
     Args:
-        name: Of the recipe, or the path of its file.
+        name: Name of the recipe, or the path of its file.
         recipe: What the data are made of.
         out: The directory to write.
         holdout: A ``holdout_ids.json`` that is held out again, instead of rows of this data.
@@ -144,7 +144,7 @@ def _report_contradictions(pairs: Sequence[tuple[PreparedRow, PreparedRow]], act
 def _without_copies(
     ordered: Sequence[PreparedRow], copies: Mapping[str, Mapping[str, str]], recipe: Recipe
 ) -> tuple[list[PreparedRow], dict[str, Counter[str]]]:
-    """Return the rows without those copies that the recipe drops, and their number by source."""
+    """Return the rows without the copies that the recipe drops, and their number by source."""
     actions = {"exact": recipe.duplicates.exact, "near": recipe.duplicates.near}
     dropped: dict[str, Counter[str]] = {name: Counter() for name in recipe.sources}
     kept = []

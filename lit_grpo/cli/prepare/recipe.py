@@ -85,7 +85,7 @@ class Duplicates:
     """How to treat rows with the same prompt, within a split and between splits.
 
     Args:
-        exact: Of rows whose prompts differ in spaces and capitals at most: ``drop`` all but one,
+        exact: For rows whose prompts differ in spaces and capitals at most: ``drop`` all but one,
             only ``report`` how many there are, or ``refuse`` the data.
         near: The same for prompts that share most of their words; ``ignore`` does not look for
             them, which takes long in a million rows.

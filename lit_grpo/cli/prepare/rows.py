@@ -71,7 +71,7 @@ def to_prepared(row: Row, answer: str | None, name: str, source: RecipeSource) -
     Args:
         row: The row.
         answer: Its gold answer, if it has one.
-        name: Of the source.
+        name: Name of the source.
         source: Which columns have which roles.
 
     Raises:

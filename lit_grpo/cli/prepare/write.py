@@ -46,7 +46,7 @@ COLUMN_TYPES: Mapping[str, pa.DataType] = {
 """The types of those columns that may be there, in their order."""
 
 HeldOut = Mapping[str, Mapping[str, str]]
-"""By source, the hash of the prompt of each id that is held out."""
+"""Source -> id that is held out -> hash of its prompt."""
 
 
 def write_prepared(

@@ -13,7 +13,7 @@ from typing import Any
 from lit_grpo.types.spelling import did_you_mean
 
 MISSING = object()
-"""In place of a value where there is no such column."""
+"""Stands for a value where there is no such column."""
 
 
 def find_value(columns: Mapping[str, Any], name: str) -> Any:

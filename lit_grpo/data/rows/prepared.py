@@ -34,8 +34,8 @@ class PreparedDir:
 
     path: Path
     manifest: Mapping[str, Any]
-    """Of each split ``rows`` and ``by_source``, their numbers in all and by source, under
-    ``splits``; and where the rows come from."""
+    """Under ``splits``, the numbers of rows of each split, in all (``rows``) and ``by_source``; and
+    where the rows come from."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ class Holdout:
         """Check that none of these rows is held out.
 
         Args:
-            rows: Of each row its id and the `text_hash` of each of its texts.
+            rows: The id of each row and the `text_hash` of each of its texts.
             source: What the rows are, for the message.
 
         Raises:

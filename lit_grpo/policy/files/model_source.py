@@ -33,7 +33,7 @@ class ModelSource:
 
     Args:
         path: Directory or hub id.
-        digest: Of samples of the weights, or the commit of a hub id; None if it cannot be told.
+        digest: Hash of samples of the weights, or a hub id's commit; None if it cannot be told.
         is_read_again: Whether a resumed run needs its weights, which no checkpoint has.
     """
 
@@ -97,7 +97,7 @@ def refuse_other_settings(checkpoint: Mapping[str, Any], computed_by: Mapping[st
     """Check that the weights of a checkpoint compute what they did in its run.
 
     Args:
-        computed_by: Those settings of the policy by their keys, as `Policy.computed_by`.
+        computed_by: The policy's settings for this by their keys, as `Policy.computed_by`.
 
     Raises:
         UserError: a setting is another one.

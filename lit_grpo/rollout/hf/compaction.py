@@ -14,7 +14,7 @@ class Compaction:
 
     Args:
         stays: [N] True on the rows that stay; on the CPU, so that the host waits for nothing.
-        device: Of the buffers.
+        device: Device of the buffers.
     """
 
     def __init__(self, stays: Tensor, device: torch.device) -> None:

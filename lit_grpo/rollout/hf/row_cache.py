@@ -150,7 +150,7 @@ class RowCache:
 
         Args:
             running: On the CPU, as is the result, so that the host waits for nothing.
-            device: Of the keys and values.
+            device: Device of the keys and values.
         """
         moves = Compaction(running, device)
         rows = moves.rows.to(device, non_blocking=True)

@@ -95,7 +95,7 @@ class ServedModel:
     path: str
     """Directory or hub id."""
     tokenizer: str
-    """Directory; the tokenizer may differ from the one beside the weights."""
+    """Directory; the tokenizer may differ from the one next to the weights."""
     dtype: str
     adapter_rank: int | None
     """Largest rank of the adapters that will be sent to it; None if full weights are sent."""
@@ -175,14 +175,14 @@ class ServerAPI(ABC):
         """Yield (index of a sample, the sample so far) whenever one has new tokens.
 
         Args:
-            request: One of those that ``split`` returned, so its seeds are consecutive.
+            request: One of the requests that ``split`` returned, so its seeds are consecutive.
         """
 
     @abstractmethod
     async def update_weights(
         self, endpoint: Endpoint, update: WeightUpdate, seconds: float
     ) -> None:
-        """Make the server sample with new weights; running requests continue with those."""
+        """Make the server sample with new weights; running requests continue with them."""
 
     async def unload_adapter(  # noqa: B027 - optional
         self, endpoint: Endpoint, update: WeightUpdate, seconds: float

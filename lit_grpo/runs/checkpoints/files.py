@@ -36,7 +36,7 @@ class Manifest:
     """Facts about a checkpoint, known without reading it: ``step_000120.ckpt.json``."""
 
     size: int
-    """In bytes."""
+    """Size in bytes."""
     sha256: str
     is_finite: bool
     """Whether all weights are finite numbers."""

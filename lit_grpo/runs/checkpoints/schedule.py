@@ -256,7 +256,7 @@ class Checkpoints(Callback):
         trainer.strategy.barrier("Checkpoints")
 
     def _settle(self, path: Path) -> None:
-        """Link the newest checkpoint, and remove those that are no longer wanted."""
+        """Link the newest checkpoint, and remove checkpoints that are no longer wanted."""
         link_last(path)
         self._remove_old()
 

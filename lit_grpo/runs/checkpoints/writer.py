@@ -40,7 +40,7 @@ _OF_SHARDS = {"state_dict", "optimizer_states", WRITE}
 
 
 class CheckpointWriter(TorchCheckpointIO):
-    """Write checkpoints beside their targets, tensor by tensor, and move them into place.
+    """Write checkpoints next to their targets, tensor by tensor, and move them into place.
 
     A kill or a full disk leaves the earlier checkpoint of that name. What a killed process has left
     is removed by the next save. Lightning would copy the whole checkpoint in memory first. Each one

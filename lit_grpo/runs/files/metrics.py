@@ -49,7 +49,7 @@ class MetricsFile(Logger, Callback):
         self._columns = list(FIRST_COLUMNS)
         self._num_resumes = 0
         self._is_new = False
-        """Whether a training has begun that is no resumption."""
+        """Whether a training has begun that is not resumed."""
         self._rows: dict[int, Row] | None = None
         self._earlier_steps: set[int] = set()
         """Steps that an earlier process wrote; empty once this one has trained a step."""
@@ -67,7 +67,7 @@ class MetricsFile(Logger, Callback):
 
     @property
     def name(self) -> str:
-        """Empty, as ``version``, so that Lightning uses ``save_dir`` as the run directory."""
+        """Empty, like ``version``, so that Lightning uses ``save_dir`` as the run directory."""
         return ""
 
     @property

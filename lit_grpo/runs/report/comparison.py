@@ -27,7 +27,7 @@ from lit_grpo.runs.report.history import ACCURACY, Run
 
 COLORS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#0891b2", "#db2777", "#78716c")
 LINE_STYLES: tuple[LineStyleType, ...] = ("-", "--", ":")
-"""Those after the first are for more runs than there are colours."""
+"""Styles after the first are for more runs than there are colours."""
 FAINT = 0.08
 """Opacity of single steps; many runs' steps would hide the running means."""
 

@@ -59,7 +59,7 @@ def write_exported_card(directory: Path, checkpoint: Path, policy: Policy) -> No
     """Write ``README.md`` for a model that is made from a checkpoint, which it names with its step.
 
     Args:
-        directory: That of the model.
+        directory: The model's directory.
         checkpoint: If it lies in the directory of its run, the card names that, and shows the
             settings of its ``config.yaml``.
     """
@@ -88,7 +88,7 @@ def write_exported_card(directory: Path, checkpoint: Path, policy: Policy) -> No
 
 @contextmanager
 def _kept_from_failing(name: str) -> Iterator[None]:
-    """Log a warning if a file beside the model fails, which must not lose the model."""
+    """Log a warning if a file next to the model fails, which must not lose the model."""
     try:
         yield
     except Exception as error:

@@ -99,7 +99,7 @@ def check_overlap(
 
 
 def refuse_averages(trainer: L.Trainer, engine: RolloutEngine) -> None:
-    """Refuse averages of weights in validations with an engine that keeps weights of its own.
+    """Refuse averages of weights in validations with an engine that keeps its own weights.
 
     They take the place of the policy's for a validation. The engine would sample the next rollout
     step with them, as it already has weights of this version.
@@ -196,7 +196,7 @@ def check_prompts_fit(
         model: What it is called in the error.
 
     Raises:
-        UserError: it has not.
+        UserError: it has too few.
     """
     longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
     if positions is not None and longest + sampling.max_tokens > positions:
@@ -214,7 +214,7 @@ def check_completions_fit(positions: int | None, sampling: Sampling) -> None:
         positions: Most tokens of both together; None for no limit.
 
     Raises:
-        UserError: it has not.
+        UserError: it has too few.
     """
     if positions is not None and sampling.max_tokens >= positions:
         raise setting_error(

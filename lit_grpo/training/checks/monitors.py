@@ -37,7 +37,7 @@ def check_monitors(
     `warn_of_unlogged`.
 
     Args:
-        prompts: Those of the validation; none if no validation will run.
+        prompts: The validation's prompts; none if no validation will run.
 
     Raises:
         UserError: nothing can, or a callback takes the lowest accuracy or reward for the best.

@@ -50,7 +50,7 @@ class RunSettings:
 
     def __init__(self) -> None:
         self.before: Mapping[str, Any] = {}
-        """Of the checkpoint; empty for a new run, and for checkpoints of earlier releases."""
+        """The checkpoint's settings; empty for new runs and for checkpoints of earlier releases."""
         self.now: dict[str, Any] = {}
         """Settings that the next checkpoint keeps."""
         self.changes: list[str] = []
@@ -58,9 +58,9 @@ class RunSettings:
         self.last_start: Mapping[str, str] = {}
         """Section -> checksum of its settings when the run was last started or resumed."""
         self.checksums: dict[str, str] = {}
-        """The same of this start."""
+        """The same for this start."""
         self.allowed_before: set[str] = set()
-        """Those of the changes that were allowed at an earlier start."""
+        """The changes that were allowed at an earlier start."""
 
     def forget(self) -> None:
         """Forget the run that this one was resumed from."""

@@ -48,7 +48,7 @@ def apply_settings(
 
     Args:
         configured: The settings of the current config, by group.
-        earlier: Those of the part of the run that wrote the checkpoint.
+        earlier: The settings of the part of the run that wrote the checkpoint.
     """
     (optimizer,) = trainer.optimizers
     schedule: Any = trainer.lr_scheduler_configs[0].scheduler

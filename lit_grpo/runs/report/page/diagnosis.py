@@ -49,7 +49,7 @@ class CauseOccurrences:
     first_step: int
     last_step: int
     message: str
-    """Of the last one."""
+    """Message of the last event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ from lit_grpo.types.atomic import replacing_file
 HERE = Path(__file__).parent
 PLOTLY = files("plotly") / "package_data" / "plotly.min.js"
 MAX_EVENTS = 500
-"""In the table; the newest ones are shown."""
+"""Limit of the table; the newest ones are shown."""
 MAX_DRAWN = 100
 """Events with a line in every chart; the newest ones are drawn."""
 
