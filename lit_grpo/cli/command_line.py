@@ -285,7 +285,7 @@ def refuse_bad_seed(seed: bool | int) -> None:
     """Check the seed of a run, since Lightning also accepts true and false.
 
     Raises:
-        UserError: it is no number from 0 on.
+        UserError: it is not a number of at least 0.
     """
     if isinstance(seed, bool):
         rule, why = "a whole number >= 0", "true and false would count as the numbers 1 and 0"

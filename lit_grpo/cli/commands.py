@@ -160,7 +160,7 @@ RECIPES = Path("data")
 def bundled_configs() -> list[str]:
     """Return the names of the bundled configs, such as ``quickstart`` and ``presets/dapo``.
 
-    Recipes of training data are no configs.
+    Recipes of training data are not configs.
     """
     paths = (path.relative_to(BUNDLED).with_suffix("") for path in BUNDLED.rglob("*.yaml"))
     names = (path.as_posix() for path in paths if path.parent != RECIPES)

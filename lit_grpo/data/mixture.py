@@ -48,7 +48,7 @@ class MixtureData(PromptDataModule):
     over and over; the other sources do not change it.
 
     Args:
-        sources: Name -> source. The name stands in metrics and in ``only_sources`` of rewards.
+        sources: Name -> source. Metrics and ``only_sources`` of rewards use the name.
         prompts_per_step: Prompts per rollout step, over all sources and processes.
         validation_batch_size: Prompts per validation batch, over all processes; null means
             ``prompts_per_step``.

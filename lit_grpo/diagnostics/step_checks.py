@@ -273,4 +273,4 @@ COMPARED = {
     "kl_explosion": "policy/kl",
     "sampler_mismatch": "sampler/logprob_difference_mean",
 }
-"""Cause that a comparison with the past shows, and that lies in the weights -> its metric."""
+"""Cause in the weights that a comparison with the past shows -> its metric."""

@@ -101,7 +101,7 @@ class ZeROStrategy(DeepSpeedStrategy):
 
     @property
     def is_training(self) -> bool:
-        """Whether the engine will be made, or is there."""
+        """Whether the engine exists or will be made."""
         return bool(self._module.trainer.training)
 
     @property
@@ -279,7 +279,7 @@ def leave_out_shared_memory() -> None:
     """Let DeepSpeed send by gloo only.
 
     It would compile operators that reduce through shared memory, for about a minute, and only its
-    inference uses them. If it is killed meanwhile, every later start waits for its lock.
+    inference uses them. If it is killed during this, every later start waits for its lock.
     """
     import deepspeed
 

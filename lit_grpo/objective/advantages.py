@@ -234,7 +234,7 @@ def compute_advantages(table: RewardTable, config: AdvantageConfig) -> Tensor:
 
 
 def _sum_of_normalised(table: RewardTable, config: AdvantageConfig) -> Tensor:
-    """Return [B, G] advantages of each reward by itself, weighted and added."""
+    """Return [B, G] advantages, computed for each reward separately, weighted and added."""
     advantages = torch.zeros_like(table.rewards)
     magnitude = torch.zeros_like(advantages)
     for name, weight in table.weights.items():
@@ -243,7 +243,7 @@ def _sum_of_normalised(table: RewardTable, config: AdvantageConfig) -> Tensor:
             own = replace(table, rewards=part, valid=table.valid & ~part.isnan())
             term = weight * normalise(own, config)
             advantages, magnitude = advantages + term, magnitude + term.abs()
-    # Rewards that cancel each other leave a rounding error, which is no signal.
+    # Rewards that cancel each other leave a rounding error, which is not a signal.
     return torch.where(advantages.abs() > NOISE * magnitude, advantages, 0.0)
 
 

@@ -85,7 +85,7 @@ def call(
         advice: What to do about such values.
 
     Raises:
-        UserError: it is no tensor of such a shape, has no gradient, or a value is not finite.
+        UserError: it is not a tensor of such a shape, has no gradient, or a value is not finite.
         UserCodeFailed: the function has raised an exception.
     """
     try:

@@ -159,7 +159,7 @@ class Reward:
         """Maximum number of completions per call of ``score_group``.
 
         None means all G of a prompt, so scoring starts when the last one has been generated.
-        With a number it starts as soon as that many are there.
+        With a number it starts as soon as that many exist.
         """
         return None
 

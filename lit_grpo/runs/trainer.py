@@ -222,7 +222,7 @@ class Trainer(L.Trainer):
     def test(  # type: ignore[override]
         self, model: L.LightningModule, datamodule: L.LightningDataModule, **settings: Any
     ) -> Any:
-        """Evaluate on the test prompts, as ``validate`` does on those for validation."""
+        """Evaluate on the test prompts, like ``validate`` on the validation prompts."""
         _check_arguments("test", model, datamodule)
         settings["ckpt_path"] = self._find(settings.get("ckpt_path"), is_evaluated=True)
         return super().test(model, datamodule=datamodule, **settings)

@@ -265,7 +265,7 @@ def _values(rollouts: RolloutBatch) -> Tensor:
 
 
 def _find_other_value(rollouts: RolloutBatch) -> str:
-    """Describe the first value that is no accuracy, and would be logged as one."""
+    """Describe the first value that is not an accuracy, and would be logged as one."""
     for group in rollouts.groups:
         for name, scores in group.scores.items():
             for value in (score.value for score in scores if score.value is not None):

@@ -29,7 +29,7 @@ def unfit_signature(
     """Return the signature of a function that cannot be called with these arguments by position.
 
     Nor can one that takes one of them under the name of another. None if the function can, or if
-    its signature is not known, such as if it is not written in Python.
+    its signature is not known, as when it is not written in Python.
     """
     try:
         signature = inspect.signature(function)

@@ -63,7 +63,7 @@ class MemoryEstimate:
 
     @property
     def at_peak(self) -> list[MemoryPart]:
-        """The parts that are there at the peak, the largest first."""
+        """The parts that exist at the peak, the largest first."""
         there = [one for one in self.parts if one.is_there(self.moments[0])]
         return sorted(there, key=lambda one: -one.bytes)
 

@@ -17,11 +17,11 @@ LOGIT_COPIES, LOGIT_COPIES_CPU = 3.0, 1.0
 """Copies in float32: log-probabilities in the place of the logits, and for the entropy their
 exponentials and the finite ones. A CPU makes these for a few tokens at a time."""
 LOGIT_COPY_16 = 0.5
-"""Further ones where the head computes in bfloat16, whose logits are there first."""
+"""Further copies where the head computes in bfloat16, whose logits exist first."""
 SAMPLING_COPIES = 4
 """Logits of a sampled token, divided by the temperature, probabilities and their running sum."""
 SORTING_COPIES = 6
-"""Further ones with top-p: sorted probabilities, their places in 64 bits, running sums."""
+"""Further copies with top-p: sorted probabilities, their places in 64 bits, running sums."""
 BACKWARD_GRADIENTS = 1
 """Gradients of a layer's values that exist along with the values, freed one by one: as many
 as the feed-forward part has inner values, and the layer inputs."""

@@ -53,7 +53,7 @@ class OptimizerSizes:
     state_bytes: int
     copies: bool
     """Whether a step on a GPU makes a copy of all trained parameters, as AdamW does unless fused:
-    the square roots of all second moments are there at the same time."""
+    the square roots of all second moments exist at the same time."""
     step_bytes: int = 0
     """Bytes that exist only during a step, of an optimizer that tells them."""
 

@@ -57,7 +57,7 @@ def find_changes(before: str, after: str) -> list[Change]:
     """Return the keys whose values differ between two saved configs.
 
     If another release wrote ``before``, a key that only ``after`` has is at the default of the
-    present one, and is no change.
+    present one, and is not a change.
     """
     release, other = (re.match(r"# lit-grpo==.*", text) for text in (before, after))
     is_same_release = release is not None and other is not None and release[0] == other[0]

@@ -57,7 +57,7 @@ class Tally:
 
 
 class JudgeRound:
-    """Asks for votes until all are there or it has to stop.
+    """Asks for votes until it has all of them or has to stop.
 
     Args:
         scorer: The judge.

@@ -75,7 +75,7 @@ def to_prepared(row: Row, answer: str | None, name: str, source: RecipeSource) -
         source: Which columns have which roles.
 
     Raises:
-        UnusableRow: it has no prompt, an id that is no text, or answers or scores that cannot be
+        UnusableRow: it has no prompt, an id that is not a text, or answers or scores that cannot be
             compared.
     """
     roles = {role: source.columns.get(role, role) for role in ROLES}

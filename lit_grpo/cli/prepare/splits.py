@@ -94,7 +94,7 @@ def split(
 
 
 def _prompts(rows: Sequence[PreparedRow]) -> dict[str, str]:
-    """Return by id the hash of the prompt; of the row's question if that is a prompt by itself."""
+    """Return the prompt's hash by id; the question's hash if that is a prompt by itself."""
     known = {row.text_hash for row in rows}
     return {row.id: next(one for one in reversed(row.hashes) if one in known) for row in rows}
 

@@ -61,7 +61,7 @@ def write_prepared(
     Args:
         out: The directory.
         splits: Its rows.
-        held_out: What must not be trained on, whether or not its rows are there.
+        held_out: What must not be trained on, whether or not its rows exist.
         about: What the manifest says in addition to the splits.
         config: What ``data.yaml`` has.
 

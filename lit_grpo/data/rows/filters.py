@@ -87,7 +87,7 @@ def absent_column(where: Mapping[str, Any], rows: Collection[Mapping[str, Any]])
 
 
 def columns_of(where: Mapping[str, Any]) -> set[str]:
-    """Return the columns that the filters read, if they are there."""
+    """Return the columns that the filters read, if they exist."""
     tops = {re.split(r"\.|\[\]", name)[0] for name in where}
     found = (_DERIVED[name].of for name in where if name in _DERIVED)
     return {*where} | tops | {*chain.from_iterable(found)}

@@ -43,7 +43,7 @@ def as_sources(key: str, given: Any) -> list[Source]:
     So are the rows of a table that Arrow can read, such as a DataFrame of pandas.
 
     Raises:
-        UserError: it is no path, no rows, and no list of one kind of them.
+        UserError: it is neither a path, nor rows, nor a list of one kind of them.
     """
     if given is None:
         return []

@@ -88,7 +88,7 @@ def _refuse_several_formats(source: str, directory: Path) -> None:
 
 
 def _refuse_left_out(source: str, directory: Path, split: str) -> None:
-    """Refuse a directory of whose files ``datasets`` reads only those with a split in the name."""
+    """Refuse a directory if ``datasets`` reads only its files with a split in the name."""
     import datasets
     from datasets.data_files import FILES_TO_IGNORE
 

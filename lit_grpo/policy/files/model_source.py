@@ -29,7 +29,7 @@ _SOURCES = "loaded_from"
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A path, and what was there when the model was loaded.
+    """A path, and a digest of its content when the model was loaded.
 
     Args:
         path: Directory or hub id.

@@ -50,7 +50,7 @@ def depth_of(text: str) -> int:
 
 
 def items_of(text: str) -> Items:
-    r"""Return the parts of a list; a text that is no list is the only part.
+    r"""Return the parts of a list; a text that is not a list is the only part.
 
     ``a \pm b`` are two parts. Equations for the same variable are its values.
     """

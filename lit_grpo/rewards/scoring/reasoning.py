@@ -59,7 +59,7 @@ class Reasoning:
         return text.removeprefix(opening)
 
     def check(self) -> None:
-        """Check that the tags stand in the text of completions.
+        """Check that the tags appear in the text of completions.
 
         Raises:
             UserError: the tokenizer leaves one out of the text.

@@ -286,7 +286,7 @@ def refuse_used(run_dir: Path, resume_with: str) -> None:
     """Check that a new run would overwrite nothing.
 
     Args:
-        resume_with: The command or call that resumes the run that is there.
+        resume_with: The command or call that resumes the existing run.
 
     Raises:
         UserError: the directory already holds a run.

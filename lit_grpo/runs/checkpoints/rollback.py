@@ -72,7 +72,7 @@ class RollbackHistory:
     """First and last steps of the checkpoints that rollbacks have left."""
 
     def last_without_effect(self, begin: int) -> tuple[int, int] | None:
-        """Return the last rollback if trouble from this step on was there before it, else None."""
+        """Return the last rollback if trouble from this step on began before it, else None."""
         if self.rollbacks and begin <= self.rollbacks[-1][0]:
             return self.rollbacks[-1]
         return None

@@ -114,7 +114,7 @@ class CheckpointWriter(TorchCheckpointIO):
                 is_finite=_is_finite(checkpoint["state_dict"]),
                 **checkpoint.get("summary", {}),
             )
-            # Without one until the new one is there: the old one would call the new file damaged.
+            # No manifest until the new one exists: the old one would call the new file damaged.
             manifest_path(target).unlink(missing_ok=True)
             os.replace(partial, target)
             write_manifest(manifest, target)

@@ -233,7 +233,7 @@ class HealthMonitor(Callback):
         if last := history.last_without_effect(begin):
             at, to = last
             message = f"The rollback to step_{to:06d}.ckpt has not helped. {message}"
-            if is_compared:  # with these weights the trouble was there from the first step on
+            if is_compared:  # with these weights the trouble existed from the first step on
                 history.passed_over.append((to, at))
         path, why = None, "there is no healthy checkpoint"
         if is_compared:

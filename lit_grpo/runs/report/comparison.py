@@ -33,7 +33,7 @@ FAINT = 0.08
 
 
 def free_path_of_comparison(runs: Sequence[Run]) -> Path:
-    """Return ``comparison-1.html`` (or 2, …) of the last run: no page and no picture is there."""
+    """Return ``comparison-1.html`` (or 2, …) of the last run, which no page or picture uses yet."""
     numbered = (runs[-1].path / f"comparison-{number}.html" for number in count(1))
     return next(one for one in numbered if not (one.exists() or one.with_suffix(".png").exists()))
 

@@ -252,7 +252,7 @@ def received_signal(trainer: L.Trainer, *, before: float = 0.0) -> signal.Signal
     """Return the signal that is to end the training of this rank, if any.
 
     Args:
-        before: So many seconds ago it was there already.
+        before: Seconds ago at which it had already come.
     """
     latest = time.monotonic() - before
     callbacks = trainer.callbacks  # type: ignore[attr-defined]

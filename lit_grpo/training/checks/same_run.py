@@ -114,7 +114,7 @@ class RunSettings:
     def add_reward_code(self, code: Mapping[str, str | None]) -> None:
         """Take checksums of the rewards' code by their names, and warn of those that have changed.
 
-        It is no error: a comment may have changed, or a bug been mended for the resume.
+        It is not an error: a comment may have changed, or a bug been mended for the resume.
         """
         before = self.before.get(REWARD_CODE, {})
         self.now[REWARD_CODE] = dict(code)

@@ -247,7 +247,7 @@ def _are_tokens(ids: Sequence[int], vocab_size: int | None) -> bool:
         # The sum is a whole number if all are.
         are_whole = hasattr(sum(ids), "__index__")
         return are_whole and min(ids, default=0) >= 0 and max(ids, default=0) < (vocab_size or inf)
-    except TypeError:  # one is no number
+    except TypeError:  # one is not a number
         return False
 
 
