@@ -43,7 +43,7 @@ class PromptData(PromptDataModule):
             prepared data its train split is read; what it holds out is refused. In Python it may
             also be the rows: a list of dicts, a ``datasets.Dataset`` or a DataFrame.
         validation: The same for validation during training. Null means the validation split of
-        prepared data.
+            prepared data.
         test: The same for ``lit-grpo test``; null means the validation data, or the holdout of
             prepared data.
         where: Read only the rows of all splits that pass: by column ``[lowest, highest]``, of which

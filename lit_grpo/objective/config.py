@@ -39,9 +39,9 @@ class Objective:
         ratio: Ratio of the current over the old policy: one per ``token``, or one per
             ``sequence``, the geometric mean of its tokens' ratios (GSPO; TRL:
             importance_sampling_level).
-        clip_low: The lower bound of the ratio is ``1 - clip_low`` (TRL: epsilon); for ``gmpo`` that
-            of its logarithm is ``-clip_low``, for ``dppo`` the largest divergence of a token that
-            becomes less likely.
+        clip_low: The lower bound of the ratio is ``1 - clip_low`` (TRL: epsilon); for ``gmpo`` the
+            lower bound of its logarithm is ``-clip_low``, for ``dppo`` the largest divergence of a
+            token that becomes less likely.
         clip_high: The upper bound of the ratio is ``1 + clip_high`` (0.28 in DAPO,
             "clip-higher"; TRL: epsilon_high); for ``gmpo`` the upper bound of its logarithm
             is ``clip_high``, for ``dppo`` the largest divergence of a token that becomes more

@@ -31,8 +31,8 @@ _NAME = re.compile(
 class Items:
     """A list of answers.
 
-    Its brackets are ``()``, ``[)``, ``{}`` and so on, or empty. The name is the variable's
-    whose values they are, or empty.
+    Its brackets are ``()``, ``[)``, ``{}`` and so on, or empty. The name belongs to the
+    variable whose values they are, or is empty.
     """
 
     brackets: str
