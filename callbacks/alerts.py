@@ -30,8 +30,8 @@ TIMEOUT_SECONDS = 10.0
 class Alerts(Callback):
     """Send the events of a run to a command or a webhook.
 
-    They are sent in a thread of their own; at its end the run waits 10 seconds for those that are
-    under way. An alert that cannot be sent is logged, and the run goes on.
+    They are sent in a thread of their own; at its end the run waits 10 seconds for alerts that are
+    under way. An alert that cannot be sent is logged, and the run continues.
 
     Args:
         command: Program with arguments, as one text or a list, run without a shell. It reads the

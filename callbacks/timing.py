@@ -141,7 +141,7 @@ def _rollout_metrics(
 
 
 def _slowest_reward(suite: RewardSuite | None, rollouts: RolloutBatch) -> str:
-    """Say which reward of a step takes longest, and how to shorten it."""
+    """Return which reward of a step takes longest, and how to shorten it."""
     rewards = suite.rewards if suite else ()
     seconds = {reward: _seconds_to_wait_for(reward, rollouts) for reward in rewards}
     if not seconds:

@@ -61,7 +61,7 @@ version, and `lit-grpo --print_completion bash` (or zsh, fish, tcsh) prints a co
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command, by default that of this process; return the exit code of the process."""
+    """Run one command, by default from this process's arguments; return the exit code."""
     if argv is None:
         ignore_closed_output()
         argv = sys.argv[1:]

@@ -95,7 +95,7 @@ def wait_for(
 
 
 def take_from(queue: SimpleQueue[T]) -> T:
-    """Return the next item of a queue, and stay open to signals as ``wait_for`` does."""
+    """Return the next item of a queue, and stay open to signals like ``wait_for``."""
     while True:
         with suppress(Empty):
             return queue.get(timeout=WAKE_SECONDS)
@@ -118,7 +118,7 @@ def call_with_timeout(function: Callable[[], T], seconds: float, name: str) -> T
 
 
 class EventLoopThread:
-    """An event loop in a daemon thread, so that async clients can be used for several calls."""
+    """An event loop in a daemon thread, which lets several calls use the same async clients."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()

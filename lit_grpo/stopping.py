@@ -134,9 +134,9 @@ _AUTO_IN_PYTHON = 'trainer.fit(…, ckpt_path="auto")'
 
 
 def for_this_run(trainer: L.Trainer, text: str) -> str:
-    """Return an advice with the directory of the run in place of ``RUN`` in commands.
+    """Return advice with the directory of the run instead of ``RUN`` in commands.
 
-    Where a program has made the trainer, it names calls in place of commands and options.
+    Where a program has made the trainer, it names calls instead of commands and options.
     """
     run_dir = trainer.default_root_dir
     has_config = Path(run_dir, "config.yaml").exists()
@@ -236,7 +236,7 @@ def has_last_step(trainer: L.Trainer) -> bool:
 
 
 def limit_of_zero(trainer: L.Trainer) -> str:
-    """Return which of ``max_steps`` and ``max_epochs`` is 0, so that no step is taken; or empty."""
+    """Return the name of a limit, ``max_steps`` or ``max_epochs``, that is 0; empty if none is."""
     return next((one for one in ("max_steps", "max_epochs") if getattr(trainer, one) == 0), "")
 
 

@@ -29,7 +29,7 @@ class NotChecked(Exception):
 
 
 class Once(Generic[T]):
-    """What a function returns, which is called once.
+    """The result of a function that is called only once.
 
     Args:
         name: What it returns, for the message of the checks that need it.
@@ -148,7 +148,7 @@ class BuiltRun:
 
     @property
     def rewards(self) -> list[Reward]:
-        """All rewards, that of the held-out accuracy included."""
+        """All rewards, including the one that measures held-out accuracy."""
         trained = self.grpo.rewards.rewards if self.grpo else ()
         return [*trained, *self.module.evaluation.suite.rewards]
 

@@ -138,7 +138,7 @@ def _state(manifest: Manifest | None, is_verified: bool) -> str:
 
 
 def _recover(checkpoint: Path, manifest: Manifest | None, run_dir: Path, *, is_trial: bool) -> None:
-    """Make a checkpoint the one that a resumed run goes on from; until then the others stay.
+    """Make a checkpoint the one that a resumed run starts from; until then the others stay.
 
     Raises:
         UserError: the run is training, or its directory cannot be written.
@@ -173,7 +173,7 @@ def _why_chosen(chosen: Path, newest: Path, manifest: Manifest | None) -> str:
     """Return why the newest intact checkpoint was not chosen, or was although it is not healthy.
 
     Args:
-        manifest: That of the newest one.
+        manifest: The newest one's.
     """
     why = "it has no manifest" if manifest is None else manifest.trouble
     if chosen == newest:

@@ -82,7 +82,7 @@ class CommandLine(LightningCLI):
         self._invocation = invocation
         self._model_class = choose_model(command, invocation)
         self.changes: list[Change] = []
-        """How the config differs from that of the run that is resumed."""
+        """How the config differs from the resumed run's."""
         super().__init__(
             model_class=self._model_class,
             datamodule_class=LightningDataModule,
@@ -142,7 +142,7 @@ class CommandLine(LightningCLI):
 
     @property
     def _options(self) -> dict[str, dict[str, Any]]:
-        """The command's options that it has not parsed itself."""
+        """The command's options that it does not parse itself."""
         return {} if self.command in WITHOUT_CONFIG else OPTIONS.get(self.command, {})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -173,7 +173,7 @@ class CommandLine(LightningCLI):
             self._check_checkpoint(self.config.ckpt_path)
 
     def _check_checkpoint(self, path: str) -> None:
-        """Check that this training can go on from, or be evaluated at, a checkpoint."""
+        """Check that this training can resume from, or be evaluated at, a checkpoint."""
         is_grpo, trainer = self._model_class is GRPOModule, self.config.trainer
         if self.command not in TRAINING:
             refuse_unfit(path, is_grpo=is_grpo)
@@ -282,10 +282,10 @@ class CommandLine(LightningCLI):
 
 
 def refuse_bad_seed(seed: bool | int) -> None:
-    """Check the seed of a run, for which Lightning takes true and false, too.
+    """Check the seed of a run, since Lightning also accepts true and false.
 
     Raises:
-        UserError: it is no number from 0 on.
+        UserError: it is not a number of at least 0.
     """
     if isinstance(seed, bool):
         rule, why = "a whole number >= 0", "true and false would count as the numbers 1 and 0"
@@ -306,7 +306,7 @@ def refuse_learning_rate(lr: object) -> None:
 def process_rank() -> int:
     """Return the rank of this process, which is known before there is a trainer.
 
-    Of a machine other than the first it may still be that of the machine.
+    On machines other than the first, it may still be the rank within the machine.
     """
     rank = getattr(rank_zero_only, "rank", 0)
     return int(rank or os.environ.get("NODE_RANK", 0))

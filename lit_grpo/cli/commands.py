@@ -146,7 +146,7 @@ CHECKING = "doctor"
 PLANNING = "plan"
 """The command that estimates what a step of a training run will cost."""
 WITHOUT_CONFIG = ("prepare", "precompute", "analyze", "report", "checkpoints", "wandb-sync")
-"""The commands that take options of their own in place of the keys of a config."""
+"""The commands that take their own options instead of config keys."""
 
 REPORT_OUTPUT = """
 One run is drawn into its report.html and curves.png. So are stages of one training: runs each of
@@ -162,7 +162,7 @@ RECIPES = Path("data")
 def bundled_configs() -> list[str]:
     """Return the names of the bundled configs, such as ``quickstart`` and ``presets/dapo``.
 
-    Recipes of training data are no configs.
+    Recipes of training data are not configs.
     """
     paths = (path.relative_to(BUNDLED).with_suffix("") for path in BUNDLED.rglob("*.yaml"))
     names = (path.as_posix() for path in paths if path.parent != RECIPES)

@@ -85,7 +85,7 @@ def _add_keys(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def _config_completion(files: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how shells complete a config: files as shtab does, and where simple bundled names."""
+    """Return how shells complete a config: files as in shtab, and bundled names where simple."""
     names = " ".join(bundled_configs())
     bash = f'compgen -f -- "$1"; compgen -W "{names}" -- "$1"'
     zsh = f"compadd -- {names}; _files"

@@ -1,6 +1,6 @@
-"""Print errors as one readable line, and find the cause of those that libraries wrap.
+"""Print errors as one readable line, and find the cause of errors that libraries wrap.
 
-``app`` decides whether an error is the user's; ``parser_errors`` rewords those of the parser.
+``app`` decides whether an error is the user's; ``parser_errors`` rewords the parser's.
 """
 
 from __future__ import annotations

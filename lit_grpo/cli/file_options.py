@@ -95,7 +95,7 @@ def _needs_argument(command: str) -> UserError:
 
 
 def _with_underscores(arguments: Sequence[str]) -> list[str]:
-    """Spell options as the table does: ``--dry-run`` is the same as ``--dry_run``."""
+    """Spell options as in the table: ``--dry-run`` is the same as ``--dry_run``."""
     return [
         re.sub(r"^--[\w-]+", lambda option: f"--{option[0][2:].replace('-', '_')}", one)
         for one in arguments
@@ -103,7 +103,7 @@ def _with_underscores(arguments: Sequence[str]) -> list[str]:
 
 
 PATHS = ("DIR", "FILE", "PATH", "RUN")
-"""What options and arguments that are paths are called in the help."""
+"""Names of path options and arguments in the help."""
 
 
 class _Parser(argparse.ArgumentParser):

@@ -42,7 +42,7 @@ def print_help(command: str) -> None:
 
 
 def print_all_keys(command: str, invocation: Invocation) -> None:
-    """Print every key of a command, and those of the classes that its config files name."""
+    """Print every key of a command, and of the classes that its config files name."""
     from jsonargparse import capture_parser
 
     from lit_grpo.cli.command_line import CommandLine
@@ -83,7 +83,7 @@ def _value(config: Any, path: list[str]) -> Any:
 
 
 def _named(value: Any) -> Iterator[str]:
-    """Yield the classes of a value: one, or those of a list."""
+    """Yield the classes of a value, which may be a list."""
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, Mapping) and "class_path" in one:
             yield str(one["class_path"])

@@ -1,4 +1,4 @@
-"""The options of each command that has some, besides the keys of a config.
+"""The options of each command that has some, in addition to the keys of a config.
 
 Imports nothing heavy, so that ``lit-grpo --help`` answers at once.
 """

@@ -44,7 +44,7 @@ def try_writing(directory: Path) -> None:
     """Write a file into a directory or, if it does not exist yet, the nearest one above it.
 
     Raises:
-        OSError: that fails, or one of them is no directory; it names which.
+        OSError: that fails, or one of them is not a directory; it names which.
     """
     place = nearest(directory)
     if not place.is_dir():

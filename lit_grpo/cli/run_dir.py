@@ -1,4 +1,4 @@
-"""Choose the directory of a run: the given one, the next free number, or that of the latest run."""
+"""Choose the directory of a run: the given one, the next free number, or the latest run's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lit_grpo.runs.files.log import not_writable
 from lit_grpo.types import UserError, list_some
 
 _MISSING = re.compile(r"no such (file|dir)|no module named|looked (for|in)", re.IGNORECASE)
-"""In the errors that miss a file or a module."""
+"""Words in the errors that miss a file or a module."""
 RUN_DIR_VARIABLE = "LIT_GRPO_RUN_DIR"
 """Environment variable with the directory that rank 0 chose, for the ranks that it launches."""
 
@@ -67,7 +67,7 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
 
 
 def _refuse_other_run_dir(command: str, run_dir: str, arguments: Sequence[str]) -> None:
-    """Refuse another ``--run_dir`` beside RUN, where it would be ignored."""
+    """Refuse another ``--run_dir`` next to RUN, where it would be ignored."""
     given = last_value("run_dir", [], arguments)
     if given is None or Path(given).absolute() == Path(run_dir).absolute():
         return
@@ -84,7 +84,7 @@ def _refuse_other_run_dir(command: str, run_dir: str, arguments: Sequence[str]) 
 
 
 def where_started(command: str, arguments: Sequence[str], error: str) -> str:
-    """Return how to go on with a leading RUN that was started in another working directory.
+    """Return how to resume a leading RUN that was started in another working directory.
 
     Empty for any other command line, and unless what the error misses may be in that directory.
     """
@@ -109,7 +109,7 @@ def where_started(command: str, arguments: Sequence[str], error: str) -> str:
 def _may_be_there(error: str, place: Path) -> bool:
     """Return whether an error misses a file or a module that a relative name finds in a directory.
 
-    One that is gone, as that of another machine, may have had anything.
+    A directory that is gone, such as on another machine, may have had anything.
     """
     if not _MISSING.search(error):
         return False
@@ -147,7 +147,7 @@ def choose_run_dir(command: str, invocation: Invocation) -> Iterator[str]:
 def is_launched() -> bool:
     """Return whether a launcher starts the ranks: torchrun, SLURM, a user on each machine.
 
-    The ranks that Lightning's rank 0 starts count, too.
+    The ranks that Lightning's rank 0 starts also count.
     """
     in_slurm = SLURMEnvironment.detect() and int(os.environ["SLURM_NTASKS"]) > 1
     return in_slurm or any(name in os.environ for name in ("LOCAL_RANK", "NODE_RANK"))

@@ -66,7 +66,7 @@ def _save_dirs(run_dir: Path) -> list[Path]:
 
 
 def _unsent(directories: Sequence[Path], *, includes_online: bool) -> list[Path]:
-    """Return the wandb runs that wandb has not marked as sent, the oldest first."""
+    """Return the wandb runs not marked as sent, the oldest first."""
     names = ("offline-run-*", "run-*") if includes_online else ("offline-run-*",)
     found = (path for one in directories for name in names for path in one.glob(name))
     return sorted(path for path in found if not _is_sent(path.glob("*.wandb")))

@@ -44,11 +44,11 @@ class MixtureSource:
 class MixtureData(PromptDataModule):
     """Prompts from several sources, in exact numbers in every step.
 
-    Each source goes through its rows in an order of its own, by its ``seed`` and that of the
-    mixture, over and over; what the other sources do does not change it.
+    Each source goes through its rows in its own order, by its ``seed`` and the mixture's,
+    over and over; the other sources do not change it.
 
     Args:
-        sources: Name -> source. The name stands in metrics and in ``only_sources`` of rewards.
+        sources: Name -> source. Metrics and ``only_sources`` of rewards use the name.
         prompts_per_step: Prompts per rollout step, over all sources and processes.
         validation_batch_size: Prompts per validation batch, over all processes; null means
             ``prompts_per_step``.

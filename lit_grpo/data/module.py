@@ -61,7 +61,7 @@ class PromptDataModule(LightningDataModule, ABC):
         self.seed = seed
         self._loaders: dict[Split, TrainingLoader] = {}
         self.validation_hash = ""
-        """The same for runs that are validated on the same prompts and gold answers."""
+        """Equal for runs that are validated on the same prompts and gold answers."""
         self.leaked = ""
         """A sentence if prompts of a fit are both held out and trained on."""
 

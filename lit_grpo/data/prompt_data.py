@@ -25,7 +25,7 @@ from lit_grpo.types.keywords import checks_keywords
 MAX_ROWS_IN_MEMORY = 50_000
 """Prepared data with more rows to train on are tokenized while they are trained on."""
 HOLDOUT_SEED = 20_402
-"""Seed of the choice of held-out rows. A small one could be that of a training, whose first epoch
+"""Seed of the choice of held-out rows. A small one could be a training's seed, whose first epoch
 would begin with the rows that another training has held out."""
 
 
@@ -42,7 +42,8 @@ class PromptData(PromptDataModule):
             ``id:subset:split``, where ``id`` is a directory or an id on the Hub. Of a directory of
             prepared data its train split is read; what it holds out is refused. In Python it may
             also be the rows: a list of dicts, a ``datasets.Dataset`` or a DataFrame.
-        validation: The same for validation during training. Null means that of prepared data.
+        validation: The same for validation during training. Null means the validation split of
+            prepared data.
         test: The same for ``lit-grpo test``; null means the validation data, or the holdout of
             prepared data.
         where: Read only the rows of all splits that pass: by column ``[lowest, highest]``, of which
@@ -141,7 +142,7 @@ class PromptData(PromptDataModule):
         form = self.prompt_format
         is_split = bool(self.validation_size) and not isinstance(rows, MappedRows)
         if rows and is_split and form.require_answer:
-            gold_answers(rows, form.columns, required=True)  # counts all rows, not those of a split
+            gold_answers(rows, form.columns, required=True)  # counts all rows, not one split's
         train, held_out = split_rows(rows, self.validation_size)
         return train if split == "train" else held_out
 
@@ -157,7 +158,7 @@ class PromptData(PromptDataModule):
         return implied, "validation" if split == "validation" else "holdout"
 
     def _read_all(self, sources: list[Source], split: str) -> Sequence[Row]:
-        """Return the rows that pass `where`; of a prepared directory, those of this split."""
+        """Return the rows that pass `where`; from a prepared directory, only this split's."""
         rows = self._map(sources, split) or [
             row for source in sources for row in _read_one(source, split)
         ]

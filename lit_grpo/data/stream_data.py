@@ -28,7 +28,7 @@ class StreamData(PromptData):
             Hub or a directory of files.
         validation: As in `PromptData`; these rows are read as a whole.
         test: As in `PromptData`.
-        window: Rows that are permuted together, and kept in memory; shards are permuted, too.
+        window: Rows that are permuted together, and kept in memory; shards are also permuted.
         steps_per_epoch: Rollout steps that count as an epoch, as the number of rows is unknown.
         settings: The other arguments of `PromptData`.
 

@@ -1,4 +1,4 @@
-"""Say that a callback watches a metric that nothing logs."""
+"""Word the warning that a callback watches a metric that nothing logs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def describe_unknown(kind: str, monitor: str, logged: Iterable[str]) -> str:
 
     Args:
         kind: Class of the callback.
-        logged: Names of all metrics, or of those of a validation.
+        logged: Names of all metrics, or of a validation's.
     """
     names = sorted(logged)
     of_steps = "the metrics of a step, the columns of metrics.csv"

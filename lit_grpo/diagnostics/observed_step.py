@@ -19,11 +19,11 @@ class ObservedStep:
     """A finished rollout step, and the metrics of the steps before it."""
 
     counts: StepCounts
-    """Those of all ranks."""
+    """Counts over all ranks."""
     metrics: Mapping[str, float]
     """The metrics of the step over all ranks, and ``seconds/<stage>`` of its stages."""
     past: Sequence[Mapping[str, float]] = ()
-    """Those of the last steps, the oldest first."""
+    """The metrics of the last steps, the oldest first."""
     reward_range: tuple[float, float] | None = None
     """The lowest and the highest reward of the run before this step; None if it had none."""
     num_skipped: int = 0

@@ -150,7 +150,7 @@ def unparseable(step: ObservedStep) -> str | None:
 
 
 def has_fallen(past: Sequence[Mapping[str, float]], metrics: Mapping[str, float]) -> bool:
-    """Return whether the reward is far below the usual, so that the texts are worth a look."""
+    """Return whether the reward is so far below the usual that the texts are worth a look."""
     reward, usual = metrics.get("reward/mean"), usual_value(past, "reward/mean")
     return reward is not None and usual is not None and usual > 0 and reward < 0.8 * usual
 
@@ -273,4 +273,4 @@ COMPARED = {
     "kl_explosion": "policy/kl",
     "sampler_mismatch": "sampler/logprob_difference_mean",
 }
-"""Cause that a comparison with the past shows, and that lies in the weights -> its metric."""
+"""Cause in the weights that a comparison with the past shows -> its metric."""

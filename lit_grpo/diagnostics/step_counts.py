@@ -1,6 +1,6 @@
 """Count what the checks need from the rollouts of a step, so that ranks can add up their counts.
 
-The groups of one rank may all have equal rewards while those of another rank differ.
+One rank's groups may all have equal rewards while another rank's differ.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _first_of_each(one: Mapping[Scores, str], other: Mapping[Scores, str]) -> di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts:
-    """Counts of a step's rollouts; those of two ranks are added with ``+``."""
+    """Counts of a step's rollouts; ``+`` adds the counts of two ranks."""
 
     group_size: int = _merged_by(max)
     num_groups: int
@@ -51,7 +51,7 @@ class StepCounts:
 
     num_valid: int
     reward_sum: float
-    """Of the valid rows."""
+    """Sum over the valid rows."""
     num_rewarded: int
     """Valid rows with a reward other than 0."""
     num_counted: int
@@ -70,7 +70,7 @@ class StepCounts:
     num_identical: int
     """Groups whose completions are all the same."""
     equal_identical: Counter[float]
-    """Those among them with equal rewards, as in ``equal``."""
+    """Groups among them with equal rewards, as in ``equal``."""
 
     num_with_tokens: int
     lowest_logprob: float = _merged_by(min)
@@ -86,7 +86,7 @@ class StepCounts:
     asked: Counter[str]
     """The name of a reward -> scores of the sources that it is for."""
     failures: Counter[Scores]
-    """Those without a value."""
+    """Scores without a value."""
     details: Mapping[Scores, str] = _merged_by(_first_of_each)
     """The detail of one of each."""
 

@@ -98,7 +98,7 @@ def find_failure(
 
 
 def most_common_failure(counts: StepCounts, outcome: Outcome | None = None) -> Failure | None:
-    """Return the reward and outcome that most rows without a value share, as `find_failure` does.
+    """Return the reward and outcome that most rows without a value share, like `find_failure`.
 
     Args:
         outcome: The only one to look at; null looks at all.
@@ -145,7 +145,7 @@ def likely_causes(
     """Return why a step has no reward and what to do, the likeliest cause first.
 
     Args:
-        counts: Those of all ranks; null counts the rollouts.
+        counts: Counts over all ranks; null counts the rollouts.
         can_end: Whether anything but the token limit ends a completion.
     """
     counts = counts or count_step(rollouts)

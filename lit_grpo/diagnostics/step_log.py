@@ -1,4 +1,4 @@
-"""Number rollout steps as messages do, and log metrics that some of them do not have."""
+"""Number rollout steps as in messages, and log metrics that some of them do not have."""
 
 from __future__ import annotations
 

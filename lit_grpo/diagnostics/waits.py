@@ -70,7 +70,7 @@ def describe_wait(
 def longest_wait(metrics: Mapping[str, float]) -> tuple[str, float] | None:
     """Return what held the calls of judges back longest, a key of `WAITS`, and for how long.
 
-    The seconds are those of all calls. None if the calls spent more time waiting for replies.
+    The seconds are summed over all calls. None if the calls spent more time waiting for replies.
     """
     waits = {cause: metrics.get(f"timing/judge_wait_{cause}_s", 0.0) for cause in WAITS}
     cause = max(waits, key=lambda one: waits[one])
@@ -81,7 +81,7 @@ def why_judges_are_slow(metrics: Mapping[str, float], seconds: float) -> str:
     """Return why a stage that waits for rewards takes so long, if a judge is the reason, else "".
 
     Args:
-        seconds: Those of the stage. Calls overlap, so that theirs add up to more, over all calls.
+        seconds: Duration of the stage. Calls overlap, so their seconds add up to more.
     """
     held, answering = longest_wait(metrics), _answering_seconds(metrics)
     if held is not None and held[1] >= SLOW_FRACTION * seconds:

@@ -49,7 +49,7 @@ _WEIGHTS = "state_dict"
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """How DeepSpeed partitions tensors; it can only read those of the same partition itself."""
+    """How DeepSpeed partitions tensors; by itself it reads only files of the same partition."""
 
     stage: int
     num_ranks: int
@@ -90,10 +90,10 @@ def save_sharded(
 
     Args:
         background: A group of all ranks, with a backend for the CPU, that only this uses. With one,
-            shards are copied to host memory and written by a thread; those of DeepSpeed are not.
+            shards are copied to host memory and written by a thread, except DeepSpeed's.
 
     Returns:
-        A function that waits until this rank's part is written, and those of all on rank 0.
+        A function that waits until this rank's part is written; on rank 0, until all parts are.
     """
     others = dict(checkpoint)
     weights, optimizers = others.pop(_WEIGHTS), others.pop("optimizer_states", [])

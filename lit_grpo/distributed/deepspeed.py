@@ -48,12 +48,12 @@ class ZeROStrategy(DeepSpeedStrategy):
     """Partition what the training of a policy needs over all ranks, by DeepSpeed.
 
     Args:
-        stage: What is partitioned: the optimizer state (1), the gradients, too (2), the weights of
-            policy and reference, too (3).
+        stage: What is partitioned: the optimizer state (1), also the gradients (2), also the
+            weights of policy and reference (3).
         offload_optimizer: Keep the optimizer state in host memory and take its steps there.
         offload_parameters: Keep the partitions of the weights in host memory, in stage 3.
         config: Further settings of DeepSpeed, such as ``{zero_optimization: {overlap_comm:
-            false}}``. They are merged with those of this strategy.
+            false}}``. They are merged with this strategy's own.
         timeout_minutes: Time after which a rank that waits for another one fails.
 
     Raises:
@@ -101,7 +101,7 @@ class ZeROStrategy(DeepSpeedStrategy):
 
     @property
     def is_training(self) -> bool:
-        """Whether the engine will be made, or is there."""
+        """Whether the engine exists or will be made."""
         return bool(self._module.trainer.training)
 
     @property
@@ -229,8 +229,8 @@ class ZeROStrategy(DeepSpeedStrategy):
     ) -> dict[str, Any]:
         """Load any checkpoint; every rank must call this.
 
-        DeepSpeed reads those that it wrote in the same stage, with as many ranks. An optimizer
-        to which the state in the checkpoint is of no use is left alone.
+        DeepSpeed reads checkpoints that it wrote in the same stage, with as many ranks. An
+        optimizer to which the state in the checkpoint is of no use is left alone.
         """
         path = Path(self.broadcast(checkpoint_path))
         if self.engine is None:
@@ -279,7 +279,7 @@ def leave_out_shared_memory() -> None:
     """Let DeepSpeed send by gloo only.
 
     It would compile operators that reduce through shared memory, for about a minute, and only its
-    inference uses them. If it is killed meanwhile, every later start waits for its lock.
+    inference uses them. If it is killed during this, every later start waits for its lock.
     """
     import deepspeed
 

@@ -37,7 +37,7 @@ class WholeTraining:
     """A checkpoint that is not sharded.
 
     Args:
-        names: Of the trained weights, in the order of the optimizer.
+        names: Names of the trained weights, in the order of the optimizer.
     """
 
     def __init__(self, checkpoint: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -65,7 +65,7 @@ class _Piece(NamedTuple):
 
 
 class ZeROTraining:
-    """What the ranks of a run have written to a directory, mapped into memory from its files."""
+    """The state that the ranks of a run wrote to a directory, mapped into memory from its files."""
 
     def __init__(self, directory: Path) -> None:
         self._models = _load_all(directory, "model")
@@ -116,7 +116,7 @@ class ZeROTraining:
             return value.clone()
         flat = [self._flat(one, with_rest=True).numel() for one in pieces]
         parts = [state[key] for state in states]
-        # Stages 1 and 2 leave the padding of weights out, but not that of moments.
+        # Stages 1 and 2 leave out the padding of weights, but not of moments.
         if any(part.numel() < size for part, size in zip(parts, flat, strict=True)):
             raise UserError(
                 f"{key!r} of the optimizer must have a value for each of the weights, got "

@@ -23,7 +23,7 @@ class HasEngine(Protocol):
 
     @property
     def stage(self) -> int:
-        """Of ZeRO: 1, 2 or 3."""
+        """Stage of ZeRO: 1, 2 or 3."""
 
     @property
     def engine(self) -> Any:
@@ -48,7 +48,7 @@ def refuse_layered_head(model: Any) -> None:
     """Refuse a head of several layers, whose weights stage 3 would collect for each chunk.
 
     Raises:
-        UserError: the head has an adapter, or is trained beside one.
+        UserError: the head has an adapter, or is trained in addition to one.
     """
     if any(model.get_output_embeddings().children()):
         raise UserError(
@@ -124,7 +124,7 @@ class ZeROSharding(Sharding):
 
 @contextmanager
 def _without_hooks(engine: Any) -> Iterator[None]:
-    """Let the parts of a model run without those hooks that free its weights again.
+    """Let the parts of a model run without the hooks that free its weights again.
 
     As ``unwrap_model_for_generation`` of TRL does it.
     """

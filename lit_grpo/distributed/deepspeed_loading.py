@@ -32,7 +32,7 @@ def partition(model: nn.Module, config: Mapping[str, Any]) -> None:
     """Partition the parameters of a model in place; every rank must call this.
 
     One whole parameter at a time is on the device. One on the meta device gets memory for its
-    partition, without values; the others get those of rank 0.
+    partition, without values; the others get rank 0's values.
 
     Args:
         config: The settings of DeepSpeed.

@@ -19,11 +19,11 @@ class _Part(NamedTuple):
 
     parameter: Any
     group: int
-    """Of the flat tensors that have the rank's parts."""
+    """Index among the flat tensors that have the rank's parts."""
     offset: int
-    """Of the part, in the flat tensors."""
+    """Place of the part in the flat tensors."""
     start: int
-    """Of the part, in the flattened weight."""
+    """Place of the part in the flattened weight."""
     size: int
 
 
@@ -42,7 +42,7 @@ def load_training(
     """Load weights, buffers and the optimizer; every rank must call this.
 
     Args:
-        names: Of the weights and buffers that are loaded; the others are left alone.
+        names: Names of the weights and buffers to load; the others are left alone.
         with_optimizer: False leaves the optimizer alone.
 
     Raises:
@@ -120,7 +120,7 @@ def _parts_3(zero: Any) -> Iterator[_Part]:
 
 
 def _weight(training: Training, name: str, own: Tensor) -> Tensor:
-    """Return a weight of a training, of which a part would fit into a smaller one, too."""
+    """Return a weight of a training; check its shape, as a part would fit a smaller weight."""
     weight = training.weight(name)
     refuse_other_shape(name, weight.shape, whole_shape(own))
     return weight

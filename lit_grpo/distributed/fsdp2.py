@@ -216,7 +216,7 @@ class FSDP2Strategy(ModelParallelStrategy):
         """Load a directory or the file of a model that was not sharded; every rank must call this.
 
         Weights that the checkpoint lacks are left alone: `ResumableModule` checks what is missing.
-        So is an optimizer of another class than that of the checkpoint.
+        So is an optimizer whose class is not the checkpoint's.
         """
         path = Path(self.broadcast(checkpoint_path))
         assert self.model is not None

@@ -43,7 +43,7 @@ def earlier_class(checkpoint: Mapping[str, Any]) -> str | None:
 def has_other_optimizer(checkpoint: Mapping[str, Any], optimizer: Any) -> bool:
     """Return whether the state in a checkpoint is of no use to an optimizer.
 
-    It is that of another class, or of settings with which the class keeps less.
+    It belongs to another class, or to settings with which the class keeps less.
     """
     is_other = earlier_class(checkpoint) not in (None, optimizer_class(optimizer))
     return is_other or lacks_state(checkpoint, optimizer)
@@ -71,7 +71,7 @@ def _needs_more(optimizer: Any, before: Mapping[str, Any], group: Mapping[str, A
 def _state_names(optimizer: Any, settings: Mapping[str, Any]) -> set[str] | None:
     """Return the names of an optimizer's state after a step; None if that cannot be tried.
 
-    The step is that of another object of its class, which shares no container with it.
+    Another object of its class takes the step, and shares no container with it.
     """
     if hasattr(type(optimizer), "__del__"):  # which may free what both would have
         return None
@@ -79,7 +79,7 @@ def _state_names(optimizer: Any, settings: Mapping[str, Any]) -> set[str] | None
     parameter.grad = torch.ones(2, 2)
     trial = object.__new__(type(optimizer))
     for name, value in vars(optimizer).items():
-        if name != "step":  # a schedule wraps that of the optimizer
+        if name != "step":  # a schedule wraps the optimizer's own
             vars(trial)[name] = copy.copy(value) if isinstance(value, dict | list | set) else value
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         vars(trial)[name] = OrderedDict()

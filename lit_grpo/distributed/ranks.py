@@ -1,4 +1,4 @@
-"""Communication between the ranks of a run; all functions work without a process group, too."""
+"""Communication between the ranks of a run; all functions also work without a process group."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def any_failure(failure: T) -> T:
     Every rank must call this.
 
     Args:
-        failure: That of this rank; empty, or None, if it has not failed. So is what is returned if
-            no rank has.
+        failure: This rank's failure; empty, or None, if it has not failed. So is the result if no
+            rank has.
     """
     return next(filter(None, gather_objects(failure)), failure)
 

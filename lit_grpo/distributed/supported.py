@@ -61,7 +61,7 @@ _CLASSES = {kind.__name__: kind for kind in _NAMED}
 def supported_strategy(strategy: str | Strategy) -> type[Strategy]:
     """Return the class of a strategy, an object or a name as in ``trainer.strategy``.
 
-    A name is looked up and nothing is made of it, so that its packages need not be installed.
+    A name is looked up and nothing is made of it, so its packages need not be installed.
 
     Raises:
         UserError: the strategy is neither ``auto`` on one device nor ``ddp``, ``fsdp2`` or one of
@@ -97,7 +97,7 @@ def _why_refused(kind: type, strategy: str | Strategy, start_method: str | None)
 
 
 def _of_class(kind: type[Strategy]) -> str:
-    """Say how to name a class whose name stands where a strategy's does, or why it is refused."""
+    """Return how to name a class given as a strategy, or why it is refused."""
     return _why_refused(kind, kind.__name__, None) or (
         f"a class needs class_path: {kind.__module__}.{kind.__qualname__}; in Python, pass "
         f"{kind.__name__}(…)"

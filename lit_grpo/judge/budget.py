@@ -1,6 +1,6 @@
 """Limit the calls of one process to one deployment: concurrency, requests, tokens and cost.
 
-Calls start in the order in which they came, so that a call waits for what the first of them needs.
+Calls start in the order in which they came, so each waits for what the first of them needs.
 The limits of a job are divided evenly among its processes: all ranks score equally many rows.
 """
 
@@ -31,7 +31,7 @@ _budgets: dict[tuple[str, str], CallBudget] = {}
 _registry_lock = threading.Lock()
 
 Cause = Literal["max_concurrency", "requests_per_minute", "tokens_per_minute", "retry_after"]
-"""What delayed a call: a setting of ``Limits``, or the server's ``Retry-After``."""
+"""Cause of a call's delay: a setting of ``Limits``, or the server's ``Retry-After``."""
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class _Queue:
     _waited: dict[Cause, float] = field(default_factory=lambda: {"max_concurrency": 0.0})
     """Seconds that first calls have waited since the queue was made, by cause."""
     _waits_now: tuple[Cause, float] | None = None
-    """What the first call waits for, and since when."""
+    """Cause and start of the first call's present wait."""
 
     @contextmanager
     def waiting_for(self, cause: Cause) -> Iterator[None]:

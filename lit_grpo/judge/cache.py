@@ -1,4 +1,4 @@
-"""A cache of verdicts on disk, so that later runs do not pay for the same question again.
+"""A cache of verdicts on disk, which saves later runs from paying for the same question again.
 
 Failures are never cached.
 """

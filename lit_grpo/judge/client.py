@@ -62,7 +62,7 @@ class JudgeClient:
 
     Raises:
         UserError: an address or a secret is missing, or the limits are too low for the number of
-            processes or differ from those of another client.
+            processes or differ from another client's.
     """
 
     def __init__(self, judge: Judge) -> None:

@@ -16,7 +16,7 @@ from lit_grpo.types import UserError, check_fields, check_range, setting_error
 Api = Literal["openai", "azure", "azure_v1"]
 Auth = Literal["key", "token", "entra", "none"]
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
-"""Capitals only, so that a key such as ``hf_…`` does not pass for a name."""
+"""Capitals only, so a key such as ``hf_…`` does not pass for a name."""
 ReplyFormat = Literal["auto", "schema", "text"]
 
 
@@ -152,7 +152,7 @@ class Judge:
         """Raise UserError if several votes on one question would all be equal.
 
         Args:
-            key: Of the setting with the number of votes.
+            key: Key of the setting with the number of votes.
             votes: Their number.
         """
         if votes > 1 and self.temperature == 0:

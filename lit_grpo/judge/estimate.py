@@ -16,7 +16,7 @@ def seconds_of_calls(
     max(64 * 2 / 4, 64 / 30 * 60) = 128 s.
 
     Args:
-        limits: Of the judge.
+        limits: The judge's limits.
         num_calls: Number of calls.
         num_tokens: Tokens of all calls.
         seconds_per_call: Mean time of a call.

@@ -1,6 +1,6 @@
 """Get a verdict for each item: from the cache, or from calls that may hold several items.
 
-Every item has its own id within a call, so that it never gets the verdict of another item.
+Every item has its own id within a call, so it never gets the verdict of another item.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Examiner:
     """Ask one judge with one template.
 
     Args:
-        template: Gets ``items``, each with an ``id``, besides the variables of the context.
+        template: Gets ``items``, each with an ``id``, in addition to the context's variables.
         items_per_call: Maximum number of items in a call.
     """
 
@@ -54,7 +54,7 @@ class Examiner:
     _in_flight: dict[str, asyncio.Task[dict[str, Finding]]] = field(
         init=False, default_factory=dict
     )
-    """Cache key -> the call in flight for it, so that equal items share one call."""
+    """Cache key -> the call in flight for it, which equal items share."""
 
     def __post_init__(self) -> None:
         if self.judge.cache is not None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MAX_DETAIL_CHARACTERS = 500
 MAX_SHOWN_CHARACTERS = 60
-"""Of a reply that is no JSON."""
+"""Characters that are shown of a reply that is not JSON."""
 
 HINTS = {
     401: "the key or token is wrong, expired, or for a different resource",

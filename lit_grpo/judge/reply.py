@@ -33,7 +33,7 @@ class Field(Protocol):
 
     @property
     def description(self) -> str:
-        """What the value must be, in the words of the prompt."""
+        """Requirements for the value, in the words of the prompt."""
 
     def read(self, value: Any) -> Any:
         """Return the checked value; raise ValueError if it does not fit."""

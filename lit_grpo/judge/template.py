@@ -27,9 +27,9 @@ class JudgeTemplate:
 
     Args:
         name: Name of a bundled template, such as ``grade``, or the path of a file.
-        variables: Names of the variables that ``render`` passes, besides ``nonce`` and
+        variables: Names of the variables that ``render`` passes, except ``nonce`` and
             ``reply_form``.
-        needed: Variables that the template must use, besides ``nonce``.
+        needed: Variables that the template must use, in addition to ``nonce``.
 
     Raises:
         UserError: the file or a block is missing, or a variable is unknown or unused.

@@ -39,17 +39,17 @@ class AdvantageConfig:
             arXiv 2508.08221 section 5), the ``mean`` of the group (MaxRL, arXiv 2602.02710
             algorithm 1), or ``none`` (Dr. GRPO, arXiv 2503.20783 section 3.2).
         batch_statistics: What counts once in means and deviations over the batch: ``rows``, the
-            completions, or ``tokens``, so that a completion counts by its length (REINFORCE++,
+            completions, or ``tokens``, where a completion counts by its length (REINFORCE++,
             arXiv 2501.03262 equations 5 and 7).
         combine: ``sum_then_normalise`` adds the weighted rewards first. ``normalise_then_sum``
-            computes advantages for each reward and adds those, so that a reward on a small scale
+            computes advantages for each reward and adds these, so that a reward on a small scale
             keeps its influence (GDPO, arXiv 2601.05242 equations 4 and 7).
         rescale: Subtract the mean of the batch from the finished advantages and divide them by
             their deviation (GDPO, equation 6; REINFORCE++-baseline, arXiv 2501.03262 equation 7).
         discount: null gives all tokens of a completion its advantage. A number gives each token
             one of its own, from the rewards that come at it or after it, discounted by this factor
             per token: see `token_advantages`. 1 does not discount.
-        function: Your own function, by its path, in place of all of the above. It gets a
+        function: Your own function, by its path, instead of all of the above. It gets a
             `RewardTable` and returns [B, G] advantages.
 
     Raises:
@@ -234,7 +234,7 @@ def compute_advantages(table: RewardTable, config: AdvantageConfig) -> Tensor:
 
 
 def _sum_of_normalised(table: RewardTable, config: AdvantageConfig) -> Tensor:
-    """Return [B, G] advantages of each reward by itself, weighted and added."""
+    """Return [B, G] advantages, computed for each reward separately, weighted and added."""
     advantages = torch.zeros_like(table.rewards)
     magnitude = torch.zeros_like(advantages)
     for name, weight in table.weights.items():
@@ -243,7 +243,7 @@ def _sum_of_normalised(table: RewardTable, config: AdvantageConfig) -> Tensor:
             own = replace(table, rewards=part, valid=table.valid & ~part.isnan())
             term = weight * normalise(own, config)
             advantages, magnitude = advantages + term, magnitude + term.abs()
-    # Rewards that cancel each other leave a rounding error, which is no signal.
+    # Rewards that cancel each other leave a rounding error, which is not a signal.
     return torch.where(advantages.abs() > NOISE * magnitude, advantages, 0.0)
 
 

@@ -39,7 +39,7 @@ def by_sequence(mask: Tensor, counts: TokenCounts) -> Tensor:
 
 
 def by_sequence_sum(mask: Tensor, counts: TokenCounts) -> Tensor:
-    """Weight every token by ``1 / sequences``, so that the weight of a sequence is proportional to
+    """Weight every token by ``1 / sequences``, which makes a sequence's weight proportional to
     its length (LUSPO, arXiv 2602.05261 equation 7).
 
     TRL: ``loss_type="luspo"``. verl: ``loss_agg_mode="seq-mean-token-sum"``.
@@ -68,7 +68,7 @@ AGGREGATIONS: dict[str, Callable[[Tensor, TokenCounts], Tensor]] = {
 def by_entropy_token(mask: Tensor, counts: TokenCounts) -> Tensor:
     """Weight the tokens of the entropy bonus equally.
 
-    The bonus is a mean over tokens under every aggregation, so that its coefficient does not
+    The bonus is a mean over tokens under every aggregation, so its coefficient does not
     depend on that choice.
     """
     return mask / max(1, counts.entropy_tokens)

@@ -29,7 +29,7 @@ _KEY = "model.objective."
 @checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What an optimizer step minimises.
+    """The objective that an optimizer step minimises.
 
     Args:
         surrogate: How ratio and advantage become a loss: PPO's ``clip``, ``cispo`` (MiniMax-M1),
@@ -39,12 +39,13 @@ class Objective:
         ratio: Ratio of the current over the old policy: one per ``token``, or one per
             ``sequence``, the geometric mean of its tokens' ratios (GSPO; TRL:
             importance_sampling_level).
-        clip_low: The lower bound of the ratio is ``1 - clip_low`` (TRL: epsilon); for ``gmpo`` that
-            of its logarithm is ``-clip_low``, for ``dppo`` the largest divergence of a token that
-            becomes less likely.
+        clip_low: The lower bound of the ratio is ``1 - clip_low`` (TRL: epsilon); for ``gmpo`` the
+            lower bound of its logarithm is ``-clip_low``, for ``dppo`` the largest divergence of a
+            token that becomes less likely.
         clip_high: The upper bound of the ratio is ``1 + clip_high`` (0.28 in DAPO,
-            "clip-higher"; TRL: epsilon_high); for ``gmpo`` that of its logarithm is ``clip_high``,
-            for ``dppo`` the largest divergence of a token that becomes more likely.
+            "clip-higher"; TRL: epsilon_high); for ``gmpo`` the upper bound of its logarithm
+            is ``clip_high``, for ``dppo`` the largest divergence of a token that becomes more
+            likely.
         ratio_cap: Upper bound of the ratio where the advantage is negative, which ``clip`` alone
             leaves unbounded: delta of the two-sided clip (TRL: delta), c of dual clip (verl:
             clip_ratio_c). Null for none.
@@ -54,7 +55,7 @@ class Objective:
         vespo_negative: k and lambda of the ``vespo`` weight where the advantage is negative.
         dppo_divergence: The divergence that ``dppo`` bounds, of a distribution over this token and
             all others: total variation ``tv``, the change of the probability; or ``kl``.
-        old_logprobs: Whose logprobs are those of the old policy in the ratio: the ``policy``'s
+        old_logprobs: Whose logprobs stand for the old policy in the ratio: the ``policy``'s
             before the first update, or the ``sampler``'s, which takes no forward pass and leaves
             no difference to correct (verl: bypass_mode).
         aggregation: Weights of the tokens: equal over the mini-batch (``token``, DAPO) or per rank
@@ -77,7 +78,7 @@ class Objective:
             per rollout step.
         overlong_filtering: Exclude completions that hit ``max_tokens`` from the loss (TRL:
             mask_truncated_completions).
-        function: Your own function, by its path, in place of the whole loss. Of `LossInputs` it
+        function: Your own function, by its path, instead of the whole loss. From `LossInputs` it
             makes a scalar, the share of a micro-batch in the loss of the optimizer step.
 
     Raises:
@@ -198,7 +199,7 @@ class Objective:
 
     @property
     def advice_if_not_finite(self) -> str:
-        """What to look at first if a gradient is not finite: the user's functions."""
+        """Advice on what to check first if a gradient is not finite: the user's functions."""
         level = self.sampler_correction and self.sampler_correction.level
         given = (self.surrogate, self.function, level)
         own = " and ".join(describe(one) for one in given if callable(one))
@@ -208,5 +209,5 @@ class Objective:
 
     @property
     def _has_other_term(self) -> bool:
-        """Whether a term besides the surrogate has a gradient."""
+        """Whether a term other than the surrogate has a gradient."""
         return self.has_gradient_at_zero_advantage or self.sft.coef > 0

@@ -74,7 +74,7 @@ STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
     "k2": lambda log_ratio: log_ratio.square() / 2,
     "k3": lambda log_ratio: log_ratio.exp() - 1 - log_ratio,
 }
-"""What `SamplerMask` compares, from [N, C] log ratios; that of a ratio is its logarithm."""
+"""Statistics that `SamplerMask` compares, from [N, C] log ratios; ``ratio`` compares logarithms."""
 
 
 def _maximum(values: Tensor, mask: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Your own functions in the objective, named in the config by their path.
 
-What a function takes is checked when the config is read. What it returns is checked, too: its shape
+A function's arguments are checked when the config is read. Its result is also checked: its shape
 at every call, its values at the first one. A function that is wrong ends the run with what was
 expected of it.
 """
@@ -25,7 +25,7 @@ from lit_grpo.types import (
 )
 
 Function = Callable[..., Any]
-"""A function, or an object that can be called; in a config its path, or that of its class."""
+"""A function, or an object that can be called; in a config its path, or its class's."""
 
 _known_to_be_finite: list[Function] = []
 """Values are looked at once only, since that waits for a GPU. Objects need not be hashable."""
@@ -85,7 +85,7 @@ def call(
         advice: What to do about such values.
 
     Raises:
-        UserError: it is no tensor of such a shape, has no gradient, or a value is not finite.
+        UserError: it is not a tensor of such a shape, has no gradient, or a value is not finite.
         UserCodeFailed: the function has raised an exception.
     """
     try:

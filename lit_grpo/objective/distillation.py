@@ -27,7 +27,7 @@ def sampled_divergence(
 ) -> Tensor:
     """Return [N, C] estimates of the divergence from the sampled tokens.
 
-    The value is ``log(pi / teacher)``, bounded, and the gradient is that of the divergence: the
+    The value is ``log(pi / teacher)``, bounded. The gradient is the divergence's gradient: the
     value times the gradient of the logprob. Both are multiplied by the ratio of the policy over the
     sampler. The part of the gradient through later tokens is left out.
     """

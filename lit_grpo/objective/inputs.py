@@ -1,4 +1,4 @@
-"""What the loss of a micro-batch reads, in the form that surrogates and your own functions get."""
+"""The inputs of a micro-batch's loss, in the form that surrogates and your own functions get."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Return ``log(pi / ref)^2 / 2``: biased, but its gradient is that of the reverse KL."""
+    """Return ``log(pi / ref)^2 / 2``: biased, but with the gradient of the reverse KL."""
     return (logprobs - ref_logprobs).square() / 2
 
 
@@ -56,7 +56,7 @@ def kl_in_loss(
 
     With ``importance``, the estimator is multiplied by the ratio of the policy over the sampler,
     from which the tokens come. The gradient then also flows through the ratio, except with
-    ``gradient: k2``, whose gradient is already that of the divergence.
+    ``gradient: k2``, which already has the gradient of the divergence.
     """
     kl = KL_ESTIMATORS[term.estimator](logprobs, ref_logprobs)
     if term.gradient == "k2":

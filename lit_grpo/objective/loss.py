@@ -70,7 +70,7 @@ def token_losses(
         entropy: [N, C] nats, with gradient if ``entropy_coef`` is not 0.
         counts: Counts of the whole mini-batch.
         entropy_coef: Coefficient of the entropy bonus in this optimizer step.
-        kl_coef: Coefficient of the KL term; None for that of the objective.
+        kl_coef: Coefficient of the KL term; None for the objective's.
         candidate_logprobs: [N, C, K] of ``batch.teacher_ids`` under the current policy, with
             gradient.
     """

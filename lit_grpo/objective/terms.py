@@ -23,12 +23,12 @@ class KLTerm:
         coef: Weight of the divergence (TRL: beta); at 0 no reference is loaded.
         place: ``loss`` adds it to the loss, token by token; ``reward`` subtracts its sum over a
             completion from the reward, before advantages are computed (verl: use_kl_in_reward).
-        gradient: Gradient of the term in the loss: that of the ``estimator``, or that of ``k2``
-            with the value of the estimator (straight-through; verl: ``k1+``, ``k3+``). In
+        gradient: Gradient of the term in the loss: the ``estimator``'s own, or the gradient of
+            ``k2`` with the value of the estimator (straight-through; verl: ``k1+``, ``k3+``). In
             expectation, k2 has the gradient of the reverse KL divergence; k1 has gradient 0.
         importance: Multiply by the ratio of the policy over the sampler, which makes the gradient
-            of k3, and that of off-policy tokens, unbiased (DeepSeek-V3.2, arXiv 2512.02556 equation
-            7; TRL: use_bias_correction_kl).
+            of k3, and the gradient at off-policy tokens, unbiased (DeepSeek-V3.2,
+            arXiv 2512.02556 equation 7; TRL: use_bias_correction_kl).
         target: The divergence in nats per token that ``coef`` is adapted to from one rollout step
             to the next (arXiv 1909.08593 section 2.2; verl: target_kl); null keeps it fixed.
         horizon: Number of completions over which the coefficient follows the divergence: a step of
@@ -239,7 +239,7 @@ class SamplerMask:
         statistic: What is compared with the bounds: the ``ratio`` of the old policy over the
             sampler; ``k2``, half the square of its logarithm; or ``k3``, ratio - 1 - logarithm.
         over: Each ``token`` by itself; or the ``sum``, ``mean`` or ``maximum`` over the tokens of a
-            sequence, which is masked as a whole. For ``ratio`` sum and mean are those of its
+            sequence, which is masked as a whole. For ``ratio``, sum and mean are taken of its
             logarithm: the ratio of the sequence, and the geometric mean.
         min: Lower bound; null for none.
         max: Upper bound; null for none.
@@ -277,7 +277,7 @@ class SamplerMask:
 
 @dataclass(frozen=True, kw_only=True)
 class CovarianceTerm:
-    """What to do with the tokens that lower the entropy most (arXiv 2505.22617).
+    """Treatment of the tokens that lower the entropy most (arXiv 2505.22617).
 
     Those are the ones with the highest covariance: the product of logprob and advantage, each minus
     its mean over the tokens of the rollout step.

@@ -39,9 +39,9 @@ def token_advantages(
 ) -> Tensor:
     """Return [N, C] float64 advantages, 0 outside the mask.
 
-    With ``baseline: group`` each reward is normalised among those of its group, whatever token they
-    come at, and then summed from each token on (GRPO with process supervision, arXiv 2402.03300
-    section 4.1.3). With ``baseline: batch`` the sums are normalised among those of all tokens
+    With ``baseline: group`` each reward is normalised over all rewards of its group, at any token,
+    and then summed from each token on (GRPO with process supervision, arXiv 2402.03300
+    section 4.1.3). With ``baseline: batch`` the sums are normalised over all tokens
     (REINFORCE++, arXiv 2501.03262 equations 4 and 5).
 
     Args:

@@ -234,7 +234,7 @@ def structural_obstacle(model: PreTrainedModel) -> str | None:
 
 @torch.no_grad()
 def numerical_obstacle(model: PreTrainedModel, sharding: Sharding = WHOLE) -> str | None:
-    """Return how the hidden states of a pack differ from those of padded rows; None if equal."""
+    """Return how the hidden states of a pack differ from padded rows'; None if equal."""
     body_and_head = BodyAndHead(model, sharding=sharding)
     batch = _short_batch(body_and_head.vocab_size)
     with _eager_evaluation(model):

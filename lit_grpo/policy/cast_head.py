@@ -1,6 +1,6 @@
 """Cast the weight of a head once for all chunks of tokens, under autocast.
 
-Lightning runs autocast without its cache, so that a weight in float32 is cast again whenever it is
+Lightning runs autocast without its cache, so a weight in float32 is cast again whenever it is
 used: for each chunk in the forward pass and again where the chunk is recomputed. With the cache the
 gradients of all chunks would be added in 16 bits.
 """

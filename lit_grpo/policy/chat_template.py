@@ -1,4 +1,4 @@
-"""Find the tokens that end what a model writes: its own, and that of the assistant's turn."""
+"""Find the tokens that end a model's text: its own, and the one that ends an assistant's turn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SET_EOS = (
     "set tokenizer.eos_token to the token of its vocabulary that ends a text, write it with "
     "tokenizer.save_pretrained, and set model.policy.tokenizer to that directory."
 )
-"""What to do about a tokenizer without an end-of-sequence token, as the end of a sentence."""
+"""Advice for a tokenizer without an end-of-sequence token, as the end of a sentence."""
 
 
 def end_tokens(model: Any, tokenizer: Tokenizer) -> list[int]:

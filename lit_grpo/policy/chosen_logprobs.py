@@ -58,7 +58,7 @@ class _ChosenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, None, None, None]:
         """Turn the saved logprobs into the gradient of the logits.
 
-        With probabilities p, that of a logprob is 1 at the token minus p, and that of the entropy H
+        With probabilities p, a logprob's gradient is 1 at the token minus p, and the entropy H's
         is -p (log p + H). A second backward pass through the same graph raises an error of
         autograd, because what it needs has been overwritten.
         """

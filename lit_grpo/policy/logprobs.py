@@ -1,7 +1,7 @@
 """Logprobs and entropies of completion tokens; the only place where logits are shifted.
 
 The head runs over a few tokens at a time and keeps no logits, neither in the forward nor in the
-backward pass, so that no [N, C, V] tensor ever exists. The way down, from a batch to logits:
+backward pass, so no [N, C, V] tensor ever exists. The way down, from a batch to logits:
 
 - `completion_statistics`, `candidate_statistics` and `top_tokens` say what is computed of a chunk
   (`_chunk_statistics`, `_chunk_top`), and pass it to `_in_chunks`;
@@ -39,9 +39,9 @@ class CausalModel(Protocol):
     uses_packing: bool
     """Whether a batch runs as a pack rather than as padded rows."""
     is_sharded: bool
-    """Whether a forward pass is collective, so that every rank must make equally many."""
+    """Whether a forward pass is collective: then every rank must make equally many."""
     is_compiled: bool
-    """Whether the body runs through ``torch.compile``, so that all packs need the same layout."""
+    """Whether the body runs through ``torch.compile``: then all packs need the same layout."""
     vocab_size: int
 
     def run(self, function: Callable[[], T]) -> T:
@@ -128,7 +128,7 @@ def candidate_statistics(
     """Return `completion_statistics`, and [N, C, K] logprobs of other tokens in each place.
 
     Args:
-        candidates: [N, C, K] ids of those tokens, on the CPU; None for none.
+        candidates: [N, C, K] ids of the other tokens, on the CPU; None for none.
     """
     function = partial(
         _chunk_statistics, model, temperature=temperature, entropy_gradient=entropy_gradient
@@ -176,7 +176,7 @@ def _in_chunks(
     Args:
         function: Makes tensors [M, *] of hidden states, the head's weight if it has been cast, the
             [M] indices of the states that predict M tokens, and their ids.
-        ids: [N, C, *] token ids, from which the function gets those of its tokens.
+        ids: [N, C, *] token ids, from which the function gets the ids of its tokens.
 
     Returns:
         [N, C, *] what the function makes, 0 on padding.
@@ -243,7 +243,7 @@ def padded_states(model: CausalModel, batch: TokenBatch) -> tuple[Tensor, Tensor
     ids = torch.cat([batch.prompt_ids[batch.prompt_index], batch.completion_ids], 1)
     mask = torch.cat([batch.prompt_mask[batch.prompt_index], batch.completion_mask], 1)
     hidden_states = model.hidden_states(ids, mask, positions(mask))
-    # The state at position t predicts token t + 1, so that of the last prompt token predicts the
+    # The state at position t predicts token t + 1, so the last prompt token's state predicts the
     # first completion token.
     predicts = torch.zeros_like(mask)
     predicts[:, batch.prompt_ids.shape[1] - 1 : -1] = batch.completion_mask

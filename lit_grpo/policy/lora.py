@@ -25,7 +25,7 @@ class LoRA:
         alpha: Scale of the update, which is multiplied by ``alpha / rank``.
         target_modules: Names of the linear layers to adapt, ``[q_proj, v_proj]``, or
             ``all-linear``.
-        modules_to_save: Names of layers to train in full besides the adapter.
+        modules_to_save: Names of layers to train in full in addition to the adapter.
 
     Raises:
         UserError: a value is out of range.
@@ -74,7 +74,7 @@ def add_lora(model: PreTrainedModel, lora: LoRA) -> nn.Module:
             f"no adapter can be added to {type(model).__name__}: {error} "
             "Set model.policy.lora.target_modules."
         ) from None
-    # By now peft has replaced names of experts, such as w1, by those of its own conversion.
+    # By now peft has replaced names of experts, such as w1, by its own converted names.
     used = adapted.peft_config["default"]
     for key in ("target_modules", "modules_to_save"):
         if isinstance(names := getattr(used, key), Collection) and not isinstance(names, str):
@@ -84,7 +84,7 @@ def add_lora(model: PreTrainedModel, lora: LoRA) -> nn.Module:
 
 
 def _refuse_unknown(names: Sequence[str], layers: Mapping[str, nn.Module], key: str) -> None:
-    """Raise if a name is that of no layer; peft raises only if all of them are."""
+    """Raise if a name matches no layer; peft raises only if none of them does."""
     for name in names:
         if not any(f".{one}".endswith(f".{name}") for one in layers):
             known = {one.rpartition(".")[2]: layer for one, layer in layers.items()}

@@ -1,6 +1,6 @@
 """Iterate over the policy's weights under their names in a checkpoint.
 
-A sharded policy is gathered tensor by tensor, and an adapter is merged on the fly, so that one
+A sharded policy is gathered tensor by tensor, and an adapter is merged on the fly, so one
 whole tensor is in memory at a time. The policy is not changed. Engines get the weights this way,
 and so does every directory that is written.
 """

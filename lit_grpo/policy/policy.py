@@ -54,7 +54,7 @@ from lit_grpo.types.keywords import checks_keywords
 class Policy(nn.Module):
     """A language model to train.
 
-    The constructor reads nothing, so that a config can be checked without a network; ``load``
+    The constructor reads nothing, so a config can be checked without a network; ``load``
     reads the weights.
 
     Args:

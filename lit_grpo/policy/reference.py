@@ -42,7 +42,7 @@ def move_towards(
 
 @contextmanager
 def swapped(parameters: Iterable[nn.Parameter], others: nn.Module) -> Iterator[None]:
-    """Swap the values of parameters with those of the buffers of a module within the context."""
+    """Swap the values of parameters with a module's buffers within the context."""
     parameters = [*parameters]
 
     @torch.no_grad()

@@ -20,10 +20,10 @@ class Sharding:
     """
 
     is_sharded = False
-    """Whether a forward pass is collective, so that every rank must make equally many."""
+    """Whether a forward pass is collective: then every rank must make equally many."""
 
     loads_parts = False
-    """Whether a model can be sharded before it has weights, so that each rank reads its parts."""
+    """Whether a model can be sharded before it has weights: then each rank reads only its parts."""
 
     device = "cpu"
     """Type of the device that the shards are on."""
@@ -34,12 +34,12 @@ class Sharding:
     def run(self, model: Any, function: Callable[[], T]) -> T:
         """Call a function that uses parts of the model, whose weights are then whole.
 
-        The backward pass of what it returns works, too.
+        The backward pass of its result also works.
         """
         return function()
 
     def run_part(self, part: nn.Module, function: Callable[[Tensor], T], states: Tensor) -> T:
-        """Call a function in place of the forward pass of a part, whose weights are then whole.
+        """Call a function instead of the forward pass of a part, whose weights are then whole.
 
         They are collected once, and once in the backward pass. In what the function returns at
         most one tensor may carry a gradient.
@@ -51,7 +51,7 @@ class Sharding:
         return nullcontext()
 
     def gathered_bytes(self, model: Any) -> int:
-        """Return the bytes that `gathered` needs on each rank beside its parts."""
+        """Return the bytes that `gathered` needs on each rank in addition to its parts."""
         return 0
 
 
@@ -94,7 +94,7 @@ def is_divided(model: nn.Module) -> bool:
 
 @contextmanager
 def refused_passes(model: nn.Module, error: Exception) -> Iterator[None]:
-    """Raise the error in place of a forward pass of the model, or of a part, within the context."""
+    """Raise the error instead of a forward pass of the model, or of a part, within the context."""
 
     def refuse(*_: Any) -> None:
         raise error

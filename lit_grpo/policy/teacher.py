@@ -46,7 +46,7 @@ class Teacher(ABC):
     exception, which must pass, if the run is to end."""
 
     loaded_from: ModelSource | None = None
-    """What ``load`` has read; None for a model in another process."""
+    """Source that ``load`` has read; None for a model in another process."""
 
     @abstractmethod
     def load(self, policy: Policy, *, temperature: float, top_k: int | None) -> None:
@@ -170,7 +170,7 @@ class LocalTeacher(Teacher):
 def _check_tokenizer(teacher: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> None:
     """Check that both tokenizers give a text the same ids.
 
-    The teacher may have further tokens, as models of one family do.
+    The teacher may have further tokens, as is common within a family of models.
 
     Raises:
         UserError: they do not.

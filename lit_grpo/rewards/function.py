@@ -14,7 +14,7 @@ from lit_grpo.types.field_types import checks_types
 from lit_grpo.types.spelling import did_you_mean
 
 OF_TRAINER = {"trainer_state", "log_extra", "log_metric"}
-"""Arguments that TRL's trainer passes besides the columns, and that have no counterpart here."""
+"""Arguments that TRL's trainer passes in addition to columns, without a counterpart here."""
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 

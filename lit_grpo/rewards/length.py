@@ -13,7 +13,7 @@ from lit_grpo.types.field_types import checks_types
 class LengthReward(Reward):
     """Score the completion length by a linear ramp, constant below and above it.
 
-    All tokens count, those of the reasoning too; with ``reasoning: strip`` only the answer's.
+    All tokens count, including the reasoning; with ``reasoning: strip`` only the answer's.
 
     For the soft overlong punishment of DAPO (arXiv 2503.14476, equation 13), set ``start_tokens``
     to the maximum length minus the buffer and ``end_tokens`` to the maximum length, and keep the

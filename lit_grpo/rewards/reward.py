@@ -38,7 +38,7 @@ T = TypeVar("T")
 OnError = Literal["retry", "mask", "drop_group", "raise"]
 ReasoningView = Literal["strip", "keep"]
 Value = float | Score | None
-"""What a reward returns for one completion; None if it could not be scored."""
+"""A reward's result for one completion; None if it could not be scored."""
 
 
 @checks_keywords
@@ -158,8 +158,8 @@ class Reward:
     def siblings_per_call(self) -> int | None:
         """Maximum number of completions per call of ``score_group``.
 
-        None means all G of a prompt, so that scoring starts when the last one has been generated.
-        With a number it starts as soon as that many are there.
+        None means all G of a prompt, so scoring starts when the last one has been generated.
+        With a number it starts as soon as that many exist.
         """
         return None
 
@@ -236,7 +236,7 @@ def started(made: T | None, reward: Reward) -> T:
     """Return what the start of a reward has made.
 
     Raises:
-        RuntimeError: the reward has not been started.
+        RuntimeError: the reward was not started.
     """
     if made is None:
         raise RuntimeError(f"{reward.name} is not started; call start() of its suite first")

@@ -40,8 +40,8 @@ class Sampling:
         max_tokens: Longest completion; one that reaches it has finish reason ``length``.
         min_tokens: Neither an end-of-sequence token nor a stop is allowed before this many tokens.
         stop: Strings that end a completion. They are cut from its text, but not from its tokens.
-        stop_token_ids: Tokens that end a completion, besides the model's end-of-sequence tokens
-            and the token with which its chat template ends a turn.
+        stop_token_ids: Tokens that end a completion, in addition to the model's end-of-sequence
+            tokens and the token with which its chat template ends a turn.
 
     Raises:
         UserError: a value is out of range.
@@ -83,7 +83,7 @@ class Sampling:
 
 
 class SampledPolicy(Protocol):
-    """What an engine needs from a policy."""
+    """The parts of a policy that an engine needs."""
 
     @property
     def model(self) -> Any:
@@ -158,7 +158,7 @@ class RolloutEngine(ABC):
     def default_dtype(self, policy: SampledPolicy) -> str:
         """Return the data type of a copy of the weights to sample with.
 
-        Under ``bf16-mixed`` it is bfloat16, in which the trainer computes, too.
+        Under ``bf16-mixed`` it is bfloat16, in which the trainer also computes.
         """
         if self.precision == "bf16-mixed":
             return "bfloat16"

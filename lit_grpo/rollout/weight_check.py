@@ -1,7 +1,7 @@
 """Check that an engine samples from the policy's weights: compare its logprobs with the trainer's.
 
 An engine may report the latest version and still sample from older weights. The sequences are
-always the same, so that a stale prefix cache is detected.
+always the same, so a stale prefix cache is detected.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class WeightMismatch(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedLogprobs:
-    """What an engine with the policy's weights must answer."""
+    """The answers that an engine with the policy's weights must give."""
 
     sequences: Tensor
     """[K, L] token ids."""

@@ -1,4 +1,4 @@
-"""Lightning's `EarlyStopping` in runs that stop before a validation, and in runs that go on."""
+"""Lightning's `EarlyStopping` in runs that stop before a validation, and in resumed runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ResumedEarlyStopping(Callback):
 
 
 def _has_ended_run(one: EarlyStopping, state: dict[str, Any]) -> bool:
-    """Return whether what ended the run would end it with the settings of now, too."""
+    """Return whether what ended the run would also end it with the present settings."""
     reason = EarlyStoppingReason(state["stopping_reason"])
     if reason is EarlyStoppingReason.PATIENCE_EXHAUSTED:
         return bool(state["wait_count"] >= state["patience"])

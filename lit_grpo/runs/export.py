@@ -26,7 +26,7 @@ def export_checkpoint(
 
     Raises:
         UserError: there is no such checkpoint, the directory has files, or the policy cannot be
-            loaded, is not that of the checkpoint, or is in use.
+            loaded, is not the checkpoint's, or is in use.
     """
     checkpoint, directory = Path(checkpoint), Path(directory)
     refuse_files(directory, "directory")

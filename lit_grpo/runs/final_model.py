@@ -24,10 +24,9 @@ class FinalModel(Callback):
     """Write the trained policy to ``final/`` as a Hugging Face model when training is done.
 
     A run that was stopped writes none because it can be resumed. The directory is moved into place
-    when it is complete; one that a killed process has not written comes with the next start of the
-    run. It includes a model card, ``README.md``, and
-    how its prompts were formatted. If a finished run trains on, its model is kept as
-    ``final.0``, ``final.1`` and so on.
+    when it is complete; if a killed process has not written it, the next start of the run does. It
+    includes a model card, ``README.md``, and how its prompts were formatted. If a finished run is
+    extended, its model is kept as ``final.0``, ``final.1`` and so on.
     """
 
     def __init__(self, run_dir: str | Path) -> None:

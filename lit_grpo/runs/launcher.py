@@ -54,7 +54,7 @@ class RankLauncher(_SubprocessScriptLauncher):
                 _check_shares(args, self.num_processes * self.num_nodes)
             os.environ[PARENT_VARIABLE] = str(os.getpid())
             self._call_children_scripts()
-            del os.environ[PARENT_VARIABLE]  # what this process starts later is no rank
+            del os.environ[PARENT_VARIABLE]  # what this process starts later is not a rank
             watched = (self.procs, trainer)
             threading.Thread(target=end_with_ranks, args=watched, daemon=True).start()
         _set_num_threads_if_needed(self.num_processes)

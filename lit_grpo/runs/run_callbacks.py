@@ -1,4 +1,4 @@
-"""The callbacks and loggers of every training run, around those of the user."""
+"""The callbacks and loggers of every training run, around the user's own."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run_callbacks(
     leave_by: str = "auto",
     requeue: bool = False,
 ) -> list[Callback]:
-    """Return the callbacks of a training run: checks, the user's, then those of every run.
+    """Return the callbacks of a training run: checks, the user's, then every run's.
 
     Checkpoints come after all that they save the state of, and before the final model. Without
     them a signal ends the process at once, and so does the end of a SLURM job.
@@ -103,8 +103,8 @@ class ChecksFirst(Callback):
 class TakesAverage(Callback):
     """Give the policy its averaged weights after the last checkpoint and before the final model.
 
-    The checkpoint has both. Lightning's callback replaces the weights first, so that a resumed run
-    would go on from the average.
+    The checkpoint has both. Lightning's callback replaces the weights first, so a resumed run
+    would continue from the average.
     """
 
     def __init__(self, averaging: WeightAveraging) -> None:
@@ -116,7 +116,7 @@ class TakesAverage(Callback):
 
 
 def _refuse_repeated(callbacks: Sequence[Callback]) -> None:
-    """Check that checkpoints can keep the state of each callback apart from that of the others.
+    """Check that checkpoints can keep the states of the callbacks apart.
 
     Raises:
         UserError: two of them would have the same key.

@@ -46,7 +46,7 @@ EXPECTED_WARNINGS = [
 
 @contextmanager
 def logged_run(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[None]:
-    """Write ``run.log`` during a training; its end says why it ended and how to go on.
+    """Write ``run.log`` during a training; its end says why it ended and how to resume.
 
     Args:
         resume_with: The command or call that resumes the run.
@@ -91,7 +91,7 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
 
 @rank_zero_only
 def _warn_of_nesting(run_dir: Path) -> None:
-    """Log that the directory of a run is inside that of another, which may be deleted or copied."""
+    """Log that a run's directory is inside another run's, which may be deleted or copied."""
     if (outer := enclosing_run(run_dir)) is not None:
         log.warning(
             "run_dir %s is inside another run, %s, and is moved or deleted with it. To keep them "

@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class Trainer(L.Trainer):
-    """Train a ``GRPOModule`` or ``SFTModule`` from Python as ``lit-grpo fit`` and ``sft`` do.
+    """Train a ``GRPOModule`` or ``SFTModule`` from Python, like ``lit-grpo fit`` and ``sft``.
 
     ``fit`` writes ``metrics.csv``, ``completions/``, ``run.log``, ``final/`` and, to resume from,
     ``checkpoints/`` into ``run_dir``.
@@ -150,8 +150,8 @@ class Trainer(L.Trainer):
             ckpt_path: Checkpoint to resume from, ``last`` for the newest one in ``run_dir``,
                 ``auto`` for that one if there is any, or ``best`` for the best by the monitor of a
                 callback.
-            allow_changes: Let the settings or the data of a resumed run be other ones from here
-                on, which makes it a different run.
+            allow_changes: Let the settings or the data of a resumed run change from here on, which
+                makes it a different run.
 
         Raises:
             UserError: ``run_dir`` already holds a run, or there is no such checkpoint, or it has
@@ -187,7 +187,7 @@ class Trainer(L.Trainer):
                 max_epochs=self.max_epochs,
             )
         model.allow_changes = allow_changes  # type: ignore[assignment]
-        model.changes = ()  # type: ignore[assignment]  # those of an earlier resume are told
+        model.changes = ()  # type: ignore[assignment]  # an earlier resume's were reported
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.stop_reason = None
         set_by_stop = {
@@ -222,7 +222,7 @@ class Trainer(L.Trainer):
     def test(  # type: ignore[override]
         self, model: L.LightningModule, datamodule: L.LightningDataModule, **settings: Any
     ) -> Any:
-        """Evaluate on the test prompts, as ``validate`` does on those for validation."""
+        """Evaluate on the test prompts, like ``validate`` on the validation prompts."""
         _check_arguments("test", model, datamodule)
         settings["ckpt_path"] = self._find(settings.get("ckpt_path"), is_evaluated=True)
         return super().test(model, datamodule=datamodule, **settings)

@@ -27,7 +27,7 @@ EXAMPLES = {
     "callbacks": "callbacks=[lit_grpo.callbacks.TimingLog()]",
     "logger": "logger=WandbLogger(project=...), which is in lightning.pytorch.loggers",
 }
-"""What a program writes in place of a name."""
+"""What a program writes instead of a name."""
 
 NO_GPU = (
     "trainer.accelerator must be one that this machine has, got gpu, of which torch finds none "

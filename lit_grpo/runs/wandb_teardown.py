@@ -87,7 +87,7 @@ class WandbTeardown(Callback):
         """The warning that is not an event of the run yet."""
 
     def guard_start(self, logger: WandbLogger, run_dir: str | Path) -> None:
-        """Let the run go on if wandb cannot start; call it before the training.
+        """Let the run continue if wandb cannot start; call it before the training.
 
         Lightning starts wandb by reading ``logger.experiment``, before any hook of a callback.
         """

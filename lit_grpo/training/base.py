@@ -1,4 +1,4 @@
-"""What GRPO and SFT train: a policy, with the engine that samples from it and its optimizer."""
+"""Base of GRPO and SFT: a policy, with the engine that samples from it and its optimizer."""
 
 from __future__ import annotations
 

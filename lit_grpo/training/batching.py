@@ -1,4 +1,4 @@
-"""Turn scored groups into padded tensors, and split those into mini-batches and micro-batches.
+"""Turn scored groups into padded tensors, and split these into mini-batches and micro-batches.
 
 A token has the same weight in the loss for any split into micro-batches.
 """
@@ -103,7 +103,7 @@ def trained_rows(rollouts: RolloutBatch, *, overlong_filtering: bool) -> Tensor:
 def collate_token_rewards(
     rollouts: RolloutBatch, weights: Mapping[str, float], tokens: TokenBatch
 ) -> TokenRewards:
-    """Return the rewards at the tokens that they come at: the last one, or those of their steps."""
+    """Return the rewards at the tokens that they come at: the last one, or their steps' tokens."""
     values = torch.zeros(tokens.completion_mask.shape, dtype=torch.float64)
     has_reward = torch.zeros_like(tokens.completion_mask)
     for row, completion in enumerate(rollouts.completions):
@@ -217,14 +217,14 @@ def micro_batches(
 ) -> list[Tensor]:
     """Split rows into micro-batches within a token budget.
 
-    The longest rows come first, so that memory peaks at the start. A row that exceeds the budget
+    The longest rows come first, so memory peaks at the start. A row that exceeds the budget
     gets its own micro-batch.
 
     Args:
         rows: Indices of the rows that go through the model.
         packed: The model runs packed sequences (see `packing`), which contain the prompt once per
             group, so the rows of a group stay together. What a micro-batch counts is what its pack
-            holds at most: completions that begin alike share their beginning, too.
+            holds at most: completions that begin alike also share their beginning.
 
     Returns:
         Row indices, one tensor per micro-batch; an empty list for no rows.

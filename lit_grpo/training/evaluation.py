@@ -141,10 +141,10 @@ class Evaluation:
             ) from error
 
     def describe_coverage(self, prompts: Sequence[Prompt], sources: Sequence[str]) -> str:
-        """Say which sources of a mixture the accuracy covers; empty if it covers all or none.
+        """Return which sources of a mixture the accuracy covers; empty if it covers all or none.
 
         Args:
-            prompts: Those of the validation.
+            prompts: The validation's.
             sources: The sources that are trained on.
         """
         rewards = self.suite.rewards
@@ -247,10 +247,10 @@ class Evaluation:
 def _add_accuracy(
     metrics: Metrics, names: tuple[str, str], values: Tensor, is_asked: Tensor
 ) -> None:
-    """Add the mean of the [B, G] values that are known, and the share of those that are not.
+    """Add the mean of the [B, G] values that are known, and the share of unknown ones.
 
     Args:
-        names: Of the two metrics.
+        names: Names of the two metrics.
         is_asked: [B] whether an accuracy is for this prompt.
     """
     accuracy, unscored = names
@@ -265,7 +265,7 @@ def _values(rollouts: RolloutBatch) -> Tensor:
 
 
 def _find_other_value(rollouts: RolloutBatch) -> str:
-    """Describe the first value that is no accuracy, and would be logged as one."""
+    """Describe the first value that is not an accuracy, and would be logged as one."""
     for group in rollouts.groups:
         for name, scores in group.scores.items():
             for value in (score.value for score in scores if score.value is not None):

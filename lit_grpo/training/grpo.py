@@ -382,7 +382,7 @@ class GRPOModule(EvaluatedModule):
 
     @property
     def trouble(self) -> str:
-        """What is wrong at the moment, which `Checkpoints` asks for; empty if nothing is."""
+        """Present trouble, which `Checkpoints` asks for; empty if there is none."""
         num_skipped = self.skipped_steps.in_a_row
         return f"{num_skipped} optimizer steps in a row were skipped" if num_skipped else ""
 

@@ -97,7 +97,7 @@ class Metrics:
 
 
 def _floats(values: Sequence[float | Tensor]) -> list[float]:
-    """Return numbers and scalar tensors as floats; those on a GPU are copied from it at once."""
+    """Return numbers and scalar tensors as floats; tensors on a GPU are copied from it at once."""
     floats = [0.0 if isinstance(value, Tensor) else float(value) for value in values]
     tensors: dict[torch.device, dict[int, Tensor]] = defaultdict(dict)
     for place, value in enumerate(values):

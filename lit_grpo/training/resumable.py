@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a module, and whether a resumed run is still the same one."""
+"""State of a module that a checkpoint keeps, and whether a resumed run is still the same one."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class ResumableModule(PolicyModule):
     trained_in: Path | None = None
     """The directory of the run that has trained this module."""
     changes: Sequence[str] = ()
-    """What a resumed run does otherwise than before, ``model.group_size: 4 -> 8``; the command
-    line has those of its config."""
+    """Settings that a resumed run changes, ``model.group_size: 4 -> 8``; the command line lists
+    the changes of its config."""
     _last_start_step = 0
-    """The rollout step from which the run last began or went on."""
+    """The rollout step from which the run was last started or resumed."""
     _has_other_optimizer = False
     """Whether the state of the optimizer in the checkpoint is of no use to the present one."""
     allow_changes = False
@@ -84,7 +84,7 @@ class ResumableModule(PolicyModule):
         )
 
     def _tell_changes(self) -> None:
-        """Log what a resumed run does otherwise than before, as far as no config has shown it."""
+        """Log what a resumed run changes, as far as no config has shown it."""
         settings = self._run_settings
         if self.trainer.ckpt_path is not None:
             settings.changes += self._changed_optimizer_settings()
@@ -128,10 +128,10 @@ class ResumableModule(PolicyModule):
         return self._run_settings.checksums
 
     def take_last_start(self, checksums: Mapping[str, str], step: int) -> None:
-        """Take those with which the run last began or went on, which a resume need not allow.
+        """Take the settings of the run's last start or resume, which a resume need not allow.
 
         Args:
-            step: The rollout step that it went on from. Later checkpoints either have the same
+            step: The rollout step that it was resumed from. Later checkpoints either have the same
                 settings, or are of steps that the run has left behind.
         """
         self._run_settings.last_start, self._last_start_step = checksums, step
@@ -176,7 +176,7 @@ class ResumableModule(PolicyModule):
     def _refuse_missing_state(self, checkpoint: Mapping[str, Any], optimizer: Any) -> None:
         """Refuse settings of the optimizer that need a state which the checkpoint does not have.
 
-        They have been allowed if the run last went on with them, or with another class.
+        They have been allowed if the run was last resumed with them, or with another class.
         """
         earlier, now = self._earlier_optimizer_settings, configured_settings(optimizer)
         as_before = self._run_settings.is_as_at_last_start("optimizer", by_key(now))
@@ -193,7 +193,7 @@ class ResumableModule(PolicyModule):
         )
 
     def _leave_out_other_optimizer(self, checkpoint: dict[str, Any], optimizer: Any) -> None:
-        """Let an optimizer begin with an empty state if that of a checkpoint is of no use to it.
+        """Let an optimizer begin with an empty state if a checkpoint's is of no use to it.
 
         A strategy that loads the state itself has left it out. Otherwise a class keeps the state
         of those that it lists in ``takes_over``.

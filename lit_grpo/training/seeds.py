@@ -15,7 +15,7 @@ import torch
 
 
 class SeedPurpose(IntEnum):
-    """What a seed is used for; different uses never share random numbers."""
+    """Use of a seed; different uses never share random numbers."""
 
     ROLLOUT = 0
     EVALUATION = 1

@@ -56,7 +56,7 @@ class Clock(Protocol):
     """Measures the work of a device."""
 
     is_asynchronous: bool
-    """Whether work goes on when the call that started it returns."""
+    """Whether work continues after the call that started it returns."""
 
     def mark(self) -> Any:
         """Return the moment at which the device has finished what it was given so far."""
@@ -138,7 +138,7 @@ class StageEvents:
     ) -> Iterator[dict[str, Any]]:
         """Time a stage; the dict that is yielded becomes ``Stage.details``.
 
-        On a GPU the stage ends when the device has finished its work, so that its seconds include
+        On a GPU the stage ends when the device has finished its work, so its seconds include
         no work of other stages. A micro-batch does not wait for that: there, it is reported when
         the update ends.
 

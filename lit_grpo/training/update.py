@@ -105,7 +105,7 @@ class PolicyUpdater:
         """Take one optimizer step on the gradient of the whole minibatch over all ranks.
 
         Args:
-            number: Of the optimizer step within the rollout step, from 1.
+            number: Number of the optimizer step within the rollout step, from 1.
         """
         optimizer: Any = self.module.optimizers()
         schedule: Any = self.module.lr_schedulers()

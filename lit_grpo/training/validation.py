@@ -1,4 +1,4 @@
-"""Check a training before it starts, and validate the policy as it goes on.
+"""Check a training before it starts, and validate the policy during it.
 
 A validation that an engine, a reward or a callback cuts short ends the run, with a checkpoint.
 """
@@ -44,7 +44,7 @@ class EvaluatedModule(ResumableModule):
     """Check and evaluate a policy that is trained. A subclass defines ``training_step``."""
 
     has_begun = False
-    """Whether settings and data have been checked, so that it trains or evaluates."""
+    """Whether settings and data have been checked, and it trains or evaluates."""
     _is_checked = False
     _most_unscored: Mapping[str, float] = MappingProxyType({})
     """The largest shares of completions without a score so far, by their metrics."""
@@ -55,7 +55,7 @@ class EvaluatedModule(ResumableModule):
         A resume that is refused here has changed no file of the run.
 
         Raises:
-            UserError: something does not fit, or the data are not those of the resumed run.
+            UserError: something does not fit, or the data are not the resumed run's.
         """
         loader = cast(TrainingLoader, self.trainer.train_dataloader)
         self.check_loader(loader)
@@ -115,7 +115,7 @@ class EvaluatedModule(ResumableModule):
             self._evaluate_before_training(loader)
 
     def _tell_coverage(self, val_loader: Any) -> None:
-        """Say which sources of a mixture the accuracy leaves out."""
+        """Log which sources of a mixture the accuracy leaves out."""
         loader = cast(TrainingLoader, self.trainer.train_dataloader)
         prompts = val_loader.some_prompts() if loader.sources else []
         if covered := self.evaluation.describe_coverage(prompts, loader.sources):

@@ -41,7 +41,7 @@ def abandon_if_failed(failure: Exception | None) -> None:
         failure: The error of this rank's; None if there is none. Every rank must call this.
 
     Raises:
-        StepAbandoned: that of any rank gave up, or has a bug.
+        StepAbandoned: the engine of any rank gave up, or has a bug.
     """
     own = None
     if failure is not None:  # its class may not be picklable

@@ -44,7 +44,7 @@ class RankCrashed(RuntimeError):
 
 
 def is_disk_full(error: BaseException) -> TypeGuard[OSError]:
-    """Return whether an error is that of a full disk or a full quota."""
+    """Return whether an error is due to a full disk or a full quota."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -1,4 +1,4 @@
-"""What the trainer and its callbacks exchange: running and finished stages, stop reasons."""
+"""Types that the trainer and its callbacks exchange: running and finished stages, stop reasons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StageProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningStage:
-    """A phase of a rollout step that has not ended, for display."""
+    """A phase of a rollout step that is running, for display."""
 
     name: str
     started: float
@@ -63,9 +63,9 @@ class StopReason:
     cause: str = ""
     """Name of the cause in ``diagnostics.causes``, if one was found; else the exit code says it."""
     is_step_unfinished: bool = False
-    """Whether the current rollout step was not trained on, so that a resumed run repeats it."""
+    """Whether the current rollout step was not trained on; a resumed run then repeats it."""
     is_validation_unfinished: bool = False
-    """Whether a validation was left, so that a resumed run repeats it."""
+    """Whether a validation was left unfinished; a resumed run then repeats it."""
 
     def __post_init__(self) -> None:
         check_fields("StopReason", self)

@@ -15,7 +15,7 @@ PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def defined_at(function: Callable[..., Any]) -> tuple[Any, CodeType | None]:
-    """Return what a callable runs, without decorators, and its code; None for that of a builtin."""
+    """Return what a callable runs, without decorators, and its code; a builtin's code is None."""
     while isinstance(function, partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -29,7 +29,7 @@ def unfit_signature(
     """Return the signature of a function that cannot be called with these arguments by position.
 
     Nor can one that takes one of them under the name of another. None if the function can, or if
-    its signature is not known, as that of one that is not written in Python.
+    its signature is not known, as when it is not written in Python.
     """
     try:
         signature = inspect.signature(function)

@@ -22,7 +22,7 @@ IN_PROGRAMS = {
     "run_dir": "run_dir of Trainer",
     "ckpt_path": "ckpt_path of Trainer.fit",
 }
-"""What to set in a config -> what to set in a program, if it is more than the name of a class."""
+"""Name of a config setting -> what to set in a program, if it is more than the name of a class."""
 
 Class = TypeVar("Class", bound=type)
 

@@ -118,7 +118,7 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardTable:
-    """What advantages are computed from; with several ranks the rows of all, in their order."""
+    """The input of the advantages; with several ranks, the rows of all ranks, in their order."""
 
     rewards: Tensor
     """[B, G] float64 weighted sum of the parts; NaN where not valid."""
@@ -150,7 +150,7 @@ class RolloutBatch:
 
     @property
     def results(self) -> tuple[GroupResult, ...]:
-        """The results of all groups that were sampled, also of those that were replaced."""
+        """The results of all groups that were sampled, including replaced ones."""
         return (*self.replaced, *map(self._result, range(len(self.groups))))
 
     def _result(self, index: int) -> GroupResult:

@@ -112,13 +112,13 @@ class Score:
 
     @property
     def is_outage(self) -> bool:
-        """Whether the failure lies outside the completion, so that a retry may succeed."""
+        """Whether the failure lies outside the completion, so a retry may succeed."""
         return self.is_failure and self.is_scorable and not self.is_permanent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """What a reward or an engine measured, by the name of the metric.
+    """Values that a reward or an engine measured, by the name of the metric.
 
     Values are collected over the rollout step and all ranks.
     """

@@ -26,5 +26,5 @@ class Tokenizer(Protocol):
 
 
 def starts_with_bos(text: str, tokenizer: Tokenizer) -> bool:
-    """Return whether a text has its beginning-of-text token, so that none must be added."""
+    """Return whether a text has its beginning-of-text token, so none must be added."""
     return bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """What the model reads: every prompt once, and the completions that continue it.
+    """Input of the model: every prompt once, and the completions that continue it.
 
     A batch stays on the CPU, where rows are selected and packed without waiting for a GPU. Only
     what a micro-batch computes with is moved.
 
-    Prompts are padded on the left, completions on the right, so that the last prompt token is
+    Prompts are padded on the left, completions on the right, so the last prompt token is
     always next to the first completion token.
 
     Example, B = 1, G = 2, P = 2, C = 3, prompt ``[5]``, completions ``[7, 8]`` and ``[7, 8, 9]``::
@@ -25,7 +25,7 @@ class TokenBatch:
         completion_ids  [[7, 8, 0],         completion_mask  [[T, T, F],
                          [7, 8, 9]]                           [T, T, T]]
         prompt_index    [0, 0]
-        logprobs[n, t] is that of completion_ids[n, t] given all tokens before it.
+        logprobs[n, t] is the logprob of completion_ids[n, t] given all tokens before it.
     """
 
     prompt_ids: Tensor
@@ -78,8 +78,8 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch(TokenBatch):
-    """What the loss reads: the tokens, the mask of those that are trained on, and all quantities
-    that stay fixed during the update."""
+    """Input of the loss: the tokens, the mask of trained tokens, and all quantities that stay
+    fixed during the update."""
 
     loss_mask: Tensor
     """[N, C] True on the tokens in the loss; False throughout on excluded rows."""

@@ -70,11 +70,11 @@ class Measures:
 
     num_rows: int
     share: float
-    """Of all rows."""
+    """Share of these rows in all rows."""
     num_compared: int
     """Rows whose answers are compared by scores."""
     num_null: int
-    """Of these, the rows without scores."""
+    """Compared rows without scores."""
     signal_useful_pct: float | None
     """Percentage of the compared rows, those without scores included, whose best and worst score
     differ by the threshold or more; None without compared rows."""
@@ -97,7 +97,7 @@ class Measures:
     num_sampled: int
     """Rows for which it is known whether the scores of a policy's completions differ."""
     num_without_gradient: int
-    """Of these, the rows whose completions all have the same score."""
+    """Rows among these whose completions all have the same score."""
 
 
 def measure(found: ScoredRows, threshold: float) -> dict[str, Measures]:

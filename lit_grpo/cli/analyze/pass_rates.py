@@ -55,7 +55,7 @@ def write_pass_rates(given: argparse.Namespace, keys: Sequence[str]) -> int:
         keys: Further keys of a config.
 
     Returns:
-        The exit code; the data have not changed unless it is 0.
+        The exit code; unless it is 0, the data are unchanged.
 
     Raises:
         UserError: the options or the data are wrong.
@@ -102,7 +102,7 @@ def _default_data(path: str, invocation: Invocation, keys: Sequence[str]) -> lis
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """What the scores of the completions of a row say."""
+    """Summary of the scores of one row's completions."""
 
     source: str
     rate: float
@@ -122,7 +122,7 @@ class _Estimate:
     """The sum of rewards from which a completion is right; None for 1, and for nothing right or
     wrong in a source with other sums than 0 and 1."""
     rows: dict[str, _Sampled] = field(default_factory=dict)
-    """What the scores say, by row id."""
+    """Row id -> summary of its scores."""
     graded: set[str] = field(default_factory=set)
     """The sources with other sums than 0 and 1."""
 
@@ -201,7 +201,7 @@ class _Estimate:
 
 
 def samples_of(prepared: PreparedDir) -> Path:
-    """Return where the completions of policies on prepared data are kept: beside them."""
+    """Return where the completions of policies on prepared data are kept: next to the data."""
     path = prepared.path.resolve()
     return path.with_name(f"{path.name}.samples")
 

@@ -26,17 +26,17 @@ from lit_grpo.runs.report.curves import (
 COLORS = (BLUE, ORANGE, GREEN, PURPLE, RED)
 
 Values = Mapping[str, Sequence[float]]
-"""By source the values of its rows."""
+"""Source -> the values of its rows."""
 
 
 def draw_rows(found: ScoredRows, threshold: float, unit: str, path: Path) -> Figure:
-    """Write a picture of rows; its type is that of the suffix, such as ``.png``.
+    """Write a picture of rows; the suffix, such as ``.png``, sets its type.
 
     Args:
         found: The rows.
         threshold: The difference of scores that counts as signal, which gets a line.
-        unit: Of the lengths.
-        path: Of the picture, whose directory must exist.
+        unit: Unit of the lengths.
+        path: File of the picture, whose directory must exist.
 
     Raises:
         ValueError: there is no such type of pictures.

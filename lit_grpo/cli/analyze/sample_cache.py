@@ -20,14 +20,14 @@ PREFIX = "policy-"
 
 
 class SampleCache:
-    """What one policy has sampled with one set of sampling parameters.
+    """Completions sampled by one policy with one set of sampling parameters.
 
     Several processes may write. Logprobs are not kept: no reward reads them.
 
     Args:
-        directory: That of all policies.
+        directory: Directory that all policies share.
         policy: Directory or Hub id of the policy. A directory is known by the sizes and times of
-            its files, so that a policy that was trained again is another one.
+            its files, so a policy that was trained again counts as a different one.
         sampling: The sampling parameters.
     """
 

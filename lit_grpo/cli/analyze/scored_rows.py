@@ -36,13 +36,13 @@ class ScoredRow:
     is_compared: bool = True
     """Whether its answers are compared by scores at all: a program's row may have none."""
     votes: tuple[tuple[int, ...], ...] = ()
-    """Of each answer the grades of its votes, if they are known one by one."""
+    """The grades of the votes on each answer, if they are known one by one."""
     deviations: tuple[float, ...] = ()
-    """Of each answer the deviation of its votes, if it is known."""
+    """The deviation of the votes on each answer, if it is known."""
     prompt_length: float | None = None
     answer_lengths: tuple[float, ...] = ()
     text_hash: str = ""
-    """The same for equal prompts; empty where they come again by intention, or are not known."""
+    """Equal for equal prompts; empty where they are repeated on purpose, or are not known."""
     nulls: tuple[str, ...] = ()
     """The columns that are null."""
     pass_rate: float | None = None
@@ -69,7 +69,7 @@ class ScoredRows:
     shares: Mapping[str, float] = field(default_factory=dict)
     """The shares of the sources by their weights, if they are known."""
     copies: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By exact and near the copies of prompts that prepare has found, by the splits they are in."""
+    """``exact`` or ``near`` -> the splits of both rows -> copies of prompts that prepare found."""
 
 
 def read_scored_rows(path: Path, split: str, measure: Measure) -> ScoredRows:

@@ -25,7 +25,7 @@ from lit_grpo.types import UserError
 
 
 def check_batch(run: BuiltRun) -> Iterator[Finding]:
-    """Say in words what a step consists of, and how many there are."""
+    """Yield findings on what a step consists of, and how many steps there are."""
     refuse_unsupported(run.trainer)
     compiles = run.module.policy.compile_forward
     refuse_compiled(compiles=compiles, is_zero_3=is_zero_3(run.trainer.strategy))
@@ -83,7 +83,7 @@ def _updates(step: StepSizes, update: UpdateConfig) -> Iterator[Finding]:
 
 
 def _length(run: BuiltRun) -> Iterator[Finding]:
-    """Say how long an epoch and the run are."""
+    """Yield findings on how long an epoch and the run are."""
     trainer, loader = run.trainer, run.loader.or_none()
     name = "rollout steps" if run.grpo else "batches"
     num_steps = planned_steps(run)
@@ -112,7 +112,7 @@ def _length(run: BuiltRun) -> Iterator[Finding]:
 
 
 def _left_out(loader: TrainingLoader) -> str:
-    """Say how many prompts an epoch does not come to; a mixture goes on with the next one."""
+    """Return a note on prompts that an epoch leaves out; a mixture uses them in the next one."""
     if not isinstance(loader, PromptLoader):
         return ""
     rest = loader.num_prompts % loader.batch_size

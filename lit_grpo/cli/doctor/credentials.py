@@ -94,7 +94,7 @@ def has_wandb_login() -> bool:
 
 
 def check_judges(run: BuiltRun) -> Iterator[Finding]:
-    """Ask each judge about good and bad answers, as ``lit-grpo judge-check`` does."""
+    """Ask each judge about good and bad answers, like ``lit-grpo judge-check``."""
     direct = [one for one in run.rewards if isinstance(one, JudgedReward)]
     if not direct:
         return

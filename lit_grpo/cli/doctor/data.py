@@ -106,7 +106,7 @@ def check_scoring(run: BuiltRun) -> Iterator[Finding]:
 def _scored(
     rewards: Sequence[Reward], checked: Sequence[Reward], which: str, advice: str
 ) -> Iterator[Finding]:
-    """Say which rewards can score prompts, and of which that is not known."""
+    """Yield which rewards can score prompts, and for which this is not known."""
     functions = [one for one in checked if isinstance(own_reward(one), FunctionReward)]
     if able := [one for one in checked if one not in functions]:
         whose = "its" if len(able) == 1 else "their"
@@ -128,7 +128,7 @@ def _scored(
 
 
 def _given_columns(reward: Reward, which: str) -> str:
-    """Say which columns a function gets, which is all that is checked of it."""
+    """Return a note on the columns that a function gets; nothing else of it is checked."""
     function = own_reward(reward)
     assert isinstance(function, FunctionReward)
     whose = " of its sources" if reward.only_sources else ""
@@ -151,7 +151,7 @@ def _check_prompts(
     """Let a reward check the prompts; return False if it does not check, or does not start.
 
     Args:
-        evaluation: That of the reward, if it is the held-out accuracy.
+        evaluation: The evaluation that uses the reward as held-out accuracy, if one does.
 
     Raises:
         UserError: it can never score some of them.

@@ -26,11 +26,11 @@ from lit_grpo.runs.files.log import not_writable
 from lit_grpo.types import UserError
 
 BYTES_PER_TOKEN = 6
-"""Of a completion in parquet: its id and its text, compressed."""
+"""Bytes of a completion's token in parquet: its id and its text, compressed."""
 BYTES_PER_ROW = BYTES_PER_SCORE = 24
-"""Of a row beside its tokens, and of each of its scores."""
+"""Bytes of a row without its tokens, and of each of its scores."""
 BYTES_PER_FILE, BYTES_PER_FILE_AND_REWARD = 4000, 1500
-"""Of a file without rows, and of each reward in it: the schema and the statistics of its columns.
+"""Bytes of a file without rows, and of each reward in it: schema and statistics of columns.
 
 Measured on files of 2 to 512 rows with 1 to 6 rewards; a file of 4 short rows has 5 to 13 KB.
 """

@@ -133,7 +133,7 @@ def _running(engine: ServedEngine, run: BuiltRun) -> Iterator[Finding]:
 
 
 def _reported(url: str, mode: str, expected: str) -> Finding:
-    """Compare the logprobs that a server reports with those that the run expects."""
+    """Compare the logprobs that a server reports with what the run expects."""
     if not mode:
         return remark(
             f"{url} samples no token for the model called policy, so which logprobs it reports is "

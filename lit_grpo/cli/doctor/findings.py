@@ -62,15 +62,15 @@ def failed(text: str, fix: str) -> Finding:
 
 
 def refused(text: str) -> Finding:
-    """Return a failure whose text says what to do already, such as that of an error for users."""
+    """Return a failure whose text already says what to do, such as a `UserError`'s."""
     return Finding(State.FAILED, text)
 
 
 def run_check(check: Callable[[], Iterable[Finding]], *, is_offline: bool) -> list[Finding]:
-    """Return the findings of a check; an error and each logged warning is a finding, too.
+    """Return the findings of a check; an error and each logged warning also count as findings.
 
     Args:
-        is_offline: Whether the network must not be used, so that a lack of it is no failure.
+        is_offline: Whether the network must not be used; a lack of it is then no failure.
     """
     findings: list[Finding] = []
     with _warnings_to(findings):

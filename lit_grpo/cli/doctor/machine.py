@@ -34,7 +34,7 @@ class Memory:
 
 
 def trainer_memory(device: torch.device) -> Memory:
-    """Return the memory of the trainer's GPU, or that of the machine or its container."""
+    """Return the memory of the trainer's GPU, or else of the machine or its container."""
     if device.type == "cuda":
         available, total = torch.cuda.mem_get_info(device)
         name = torch.cuda.get_device_name(device)

@@ -64,7 +64,7 @@ def _try(run: BuiltRun, module: GRPOModule) -> Trial:
 
 
 def _signal(trial: Trial, *, can_end: bool) -> Finding:
-    """Say in how many groups the rewards differ, and why if they do not.
+    """Return a finding on how many groups have rewards that differ, and why if none has.
 
     Args:
         can_end: Whether anything but the token limit ends a completion.

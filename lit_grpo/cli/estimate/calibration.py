@@ -84,7 +84,7 @@ def shortest(*functions: Callable[[], object], repeats: int = REPEATS) -> list[f
 
 
 Timed = tuple[Callable[[], object], float]
-"""What is timed, and its operations."""
+"""The function to time, and its number of operations."""
 
 
 def _products(model: ModelSizes, rows: int, dtype: torch.dtype = torch.float32) -> Timed:

@@ -16,17 +16,17 @@ HOST_SECONDS_PER_LAYER = 0.7e-3
 with `transformers`, at 15 microseconds each. An estimate; no GPU was measured for it."""
 
 HOST_SECONDS_PER_PASS = 1e-3
-"""The same of what is outside of the layers: masks, positions, logits, and sampling a token."""
+"""The same outside the layers: for masks, positions, logits, and sampling a token."""
 ATTENTION_SHARE = 0.5
-"""Rate of attention with a mask on a GPU, as a share of that of products: the kernels of torch that
-take a mask are not those of flash attention."""
+"""Rate of attention with a mask on a GPU, as a share of the rate of products: torch's kernels that
+take a mask are not flash attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """A GPU, or the CPU of this machine.
 
-    Rates of GPUs are those of the data sheets, without sparsity, unless the name of a constant in
+    Rates of GPUs are from the data sheets, without sparsity, unless the name of a constant in
     `seconds` takes a share of them.
     """
 
@@ -42,20 +42,20 @@ class Device:
     link: float
     """Bytes per second that a GPU sends to the others of its node while it receives as much."""
     network: float
-    """The same of all GPUs of a node together to other nodes."""
+    """Bytes per second that all GPUs of a node together send to other nodes."""
     attention_share: float = ATTENTION_SHARE
-    """Rate of attention with a mask, as a share of that of matrix products."""
+    """Rate of attention with a mask, as a share of the rate of matrix products."""
     few_rows_share: float = 1.0
-    """Rate of products with as few rows as sampling has, as a share of that with many."""
+    """Rate of products with as few rows as sampling has, as a share of the rate with many."""
     few_rows_attention_share: float = 1.0
-    """The same of attention, in sampling; on GPUs it is the memory that limits it."""
+    """The same for attention, in sampling; on GPUs it is limited by memory."""
     fresh_bandwidth: float = math.inf
     """Bytes per second at which a program gets memory from the system, as a large tensor on a CPU
     does whenever it is made; allocators of GPUs keep theirs."""
     host_seconds_per_layer: float = HOST_SECONDS_PER_LAYER
     """Time in which Python issues the operations of a layer's forward pass."""
     host_seconds_per_pass: float = HOST_SECONDS_PER_PASS
-    """The same of what is outside of the layers, sampling a token included."""
+    """The same for what is outside the layers, including sampling a token."""
     is_gpu: bool = True
 
 

@@ -12,14 +12,14 @@ from lit_grpo.policy.files.model_files import file_bytes
 
 CUDA_CONTEXT = GIB // 2
 NCCL_BUFFERS = GIB
-"""What NCCL allocates for its channels on a GPU."""
+"""Bytes that NCCL allocates for its channels on a GPU."""
 
 Moments = tuple[str, ...]
 ALWAYS, FORWARD, LAYERS = "always", "in the head's chunks", "in a layer's backward pass"
 ENDING = "at the end of the backward pass"
 STEPPING, SAMPLING, SAVING = "in the optimizer's step", "while sampling", "while saving"
 ELSEWHERE: Moments = ()
-"""For a part in host memory, which is never in the memory of the GPU."""
+"""Moments of a part in host memory, which is never in the memory of the GPU."""
 UPDATE = (FORWARD, LAYERS)
 WITH_GRADIENTS = (ENDING, STEPPING, SAMPLING, SAVING)
 """When the gradients of a single micro-batch exist: they are freed before its forward pass."""
@@ -56,14 +56,14 @@ class MemoryEstimate:
 
     @property
     def moments(self) -> list[str]:
-        """What takes memory for a time only, the largest first; ``always`` if nothing does."""
+        """Moments with memory of their own, the largest first; ``always`` if there are none."""
         found = {moment: 0 for one in self.parts for moment in one.when}
         found.pop(ALWAYS, None)
         return sorted(found, key=self.during, reverse=True) or [ALWAYS]
 
     @property
     def at_peak(self) -> list[MemoryPart]:
-        """The parts that are there at the peak, the largest first."""
+        """The parts that exist at the peak, the largest first."""
         there = [one for one in self.parts if one.is_there(self.moments[0])]
         return sorted(there, key=lambda one: -one.bytes)
 

@@ -14,16 +14,16 @@ from lit_grpo.policy.logprobs import CHUNK_LOGITS
 from lit_grpo.rollout.hf.shared_prompts import MIN_SAVED_TOKENS
 
 LOGIT_COPIES, LOGIT_COPIES_CPU = 3.0, 1.0
-"""In float32: log-probabilities in the place of the logits, and for the entropy their exponentials
-and those that are finite. A CPU makes these for a few tokens at a time."""
+"""Copies in float32: log-probabilities in the place of the logits, and for the entropy their
+exponentials and the finite ones. A CPU makes these for a few tokens at a time."""
 LOGIT_COPY_16 = 0.5
-"""Further ones where the head computes in bfloat16, whose logits are there first."""
+"""Further copies where the head computes in bfloat16, whose logits exist first."""
 SAMPLING_COPIES = 4
 """Logits of a sampled token, divided by the temperature, probabilities and their running sum."""
 SORTING_COPIES = 6
-"""Further ones with top-p: sorted probabilities, their places in 64 bits, running sums."""
+"""Further copies with top-p: sorted probabilities, their places in 64 bits, running sums."""
 BACKWARD_GRADIENTS = 1
-"""Gradients of a layer's values that exist beside the values, which are freed one by one: as many
+"""Gradients of a layer's values that exist along with the values, freed one by one: as many
 as the feed-forward part has inner values, and the layer inputs."""
 PREFILL_VALUES = 3
 """Values of a layer's feed-forward part that exist at a time without autograd."""
@@ -32,7 +32,7 @@ PREFILL_VALUES = 3
 def layer_bytes(setup: Setup) -> int:
     """Return the bytes that autograd keeps of one layer for the largest micro-batch.
 
-    Attention in blocks keeps keys and values of each row, those of the prompt included.
+    Attention in blocks keeps the keys and values of each row, including its prompt.
     """
     step, sizes = setup.step, setup.model
     kv = sizes.kv_values // sizes.num_layers
@@ -45,7 +45,7 @@ def layer_bytes(setup: Setup) -> int:
 
 
 def adapter_input_bytes(setup: Setup) -> int:
-    """Return the bytes of an input of an adapter beside that of its layer.
+    """Return the bytes of an adapter's input, in addition to its layer's input.
 
     `peft` keeps adapters in float32 and casts what they read.
     """
@@ -105,7 +105,7 @@ def num_chunks(num_tokens: float, sizes: ModelSizes) -> int:
 
 
 def head_gradient_bytes(setup: Setup) -> int:
-    """Return the bytes of the head's gradients beside the one that is kept.
+    """Return the bytes of the head's gradients in addition to the one that is kept.
 
     Each chunk makes one, and autograd adds them up before it hands the sum on.
     """
@@ -194,7 +194,7 @@ def optimizer_copy_bytes(setup: Setup) -> int:
     """Return the bytes of what exists only while the optimizer takes a step.
 
     DeepSpeed copies its part of the gradients into one tensor, and frees them before the optimizer
-    copies weights; but those of stage 3 stay.
+    copies weights; but stage 3 keeps them.
     """
     sharding, model = setup.sharding, setup.model
     values = model.trained_parameters / setup.share(sharding.optimizer)
@@ -228,7 +228,7 @@ def reduced_bytes(setup: Setup) -> int:
 def gradient_bytes(setup: Setup) -> int:
     """Return the bytes of the gradients that a rank keeps.
 
-    Stage 1 of DeepSpeed has those of all ranks only between micro-batches.
+    Stage 1 of DeepSpeed has the gradients of all ranks only between micro-batches.
     """
     sharding, model = setup.sharding, setup.model
     has_one = setup.step.micro_batches == 1

@@ -53,7 +53,7 @@ class OptimizerSizes:
     state_bytes: int
     copies: bool
     """Whether a step on a GPU makes a copy of all trained parameters, as AdamW does unless fused:
-    the square roots of all second moments are there at the same time."""
+    the square roots of all second moments exist at the same time."""
     step_bytes: int = 0
     """Bytes that exist only during a step, of an optimizer that tells them."""
 
@@ -72,10 +72,10 @@ def optimizer_sizes(model: nn.Module, optimizer: Optimizer | None) -> OptimizerS
     """Return the sizes of an optimizer, from a step on the meta device.
 
     The model must be on that device. An optimizer that reads values there is taken for Adam, or for
-    an 8-bit AdamW if its class says so.
+    an 8-bit AdamW if the name of its class suggests that.
 
     Args:
-        optimizer: Of `build_optimizer`.
+        optimizer: Result of `build_optimizer`.
     """
     parameters = trained(model)
     size = UNKNOWN_STATES * size_of(parameters)
@@ -148,18 +148,18 @@ class ModelSizes:
     inner_values: int
     """Values between the two halves of all feed-forward parts, per token."""
     parameters: int
-    """Of the whole model, tied ones counted once."""
+    """Parameters of the whole model, tied ones counted once."""
     trained_parameters: int
     layer_parameters: int
-    """Of the largest layer."""
+    """Parameters of the largest layer."""
     linear_parameters: int
-    """Of all matrices that each token of the body is multiplied by."""
+    """Parameters of all matrices that each token of the body is multiplied by."""
     largest_tensor: int
     """Parameters of the largest tensor."""
     parameter_bytes: float
     """Bytes per parameter of the model as it is loaded, on average."""
     trained_bytes: float
-    """The same of the trained parameters; 0 if there are none."""
+    """The same for the trained parameters; 0 if there are none."""
     buffer_bytes: int
     has_adapter: bool
     caps_scores: bool = False

@@ -13,10 +13,10 @@ from lit_grpo.rewards.reward_model.model import outline_scorer
 def scorer_bytes(
     rewards: Iterable[Reward], row_tokens: int, gpus: Collection[str] | None
 ) -> tuple[int, int]:
-    """Return the bytes of all weights, and those of one batch of each model in a forward pass.
+    """Return the bytes of all weights, and of one batch of each model in a forward pass.
 
     Args:
-        row_tokens: Of the longest prompt and completion.
+        row_tokens: Tokens of the longest prompt and completion.
         gpus: Numbers of the trainer's GPUs; None if it trains on the CPU.
 
     Raises:
@@ -42,7 +42,7 @@ def _is_beside(device: str, gpus: Collection[str] | None) -> bool:
 def _pass_bytes(outline: Any, reward: ScorerReward, row_tokens: int) -> int:
     """Return the bytes of one layer at a time, of which the feed-forward part is the largest.
 
-    It has three values between its halves, and its input and the residual besides. Attention has a
+    It has three values between its halves, plus its input and the residual. Attention has a
     mask for the padding.
     """
     config = outline.config.get_text_config()

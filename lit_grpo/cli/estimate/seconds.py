@@ -24,7 +24,7 @@ from lit_grpo.cli.estimate.work import (
 )
 
 PRODUCT_SHARE = 0.7
-"""Share of the rate of large matrix products that those of a model reach on a GPU: smaller shapes,
+"""Share of the rate of large matrix products that a model's reach on a GPU, due to smaller shapes,
 and clocks that fall under load."""
 MEMORY_SHARE = 0.8
 """Share of the memory's rate that kernels reach which read and write once."""
@@ -38,7 +38,7 @@ sends on the CPU. With CUDA graphs, issuing kernels takes no time."""
 DISK_RATE = 1.0 * GB
 """Bytes per second at which weights go through files, written and read."""
 SECONDS_PER_SCORE = 30e-6
-"""Of a reward that follows rules, as measured for MathReward (docs/log.md)."""
+"""Seconds of a reward that follows rules, as measured for MathReward (docs/log.md)."""
 
 COMPUTE, MEMORY, HOST = "matrix products", "memory bandwidth", "issuing kernels from Python"
 SMALL = "the overhead of each operation"
@@ -141,7 +141,7 @@ def _generation(setup: Setup) -> Iterator[TimePart]:
 
 
 def _graphed(work: Work) -> Work:
-    """Return the work without that of issuing kernels, which CUDA graphs replay."""
+    """Return the work without issuing kernels, which CUDA graphs replay."""
     return replace(work, layers=0.0, passes=0.0)
 
 
@@ -279,7 +279,7 @@ def _offloading(setup: Setup) -> Iterator[TimePart]:
 
 
 def _weight_sync(setup: Setup) -> TimePart:
-    """Return the time of the weight sync; if the policy itself samples, only that of gathering."""
+    """Return the time of the weight sync; if the policy itself samples, only of gathering."""
     sampler, device = setup.sampler, setup.cluster.device
     name = "weight sync"
     whole = gather_bytes(setup)

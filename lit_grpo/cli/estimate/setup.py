@@ -39,7 +39,7 @@ PRECISIONS: dict[str, Precision] = {
     "bf16": "bf16-mixed",
     "bf16-mixed": "bf16-mixed",
 }
-"""What ``trainer.precision`` may be -> what Lightning makes of it."""
+"""Value of ``trainer.precision`` -> its canonical name in Lightning."""
 SamplerKind = Literal["policy", "vllm", "servers", "none"]
 
 
@@ -54,7 +54,7 @@ class Sampler:
     value_bytes: int = BFLOAT16
     """Bytes of a weight, a key or a value."""
     num_gpus: int = 1
-    """GPUs that sample: those of all servers."""
+    """GPUs that sample, over all servers."""
     gpus_per_copy: int = 1
     memory_fraction: float = 0.0
     """Share of the trainer's GPU that it takes; 0 if it has others."""
@@ -80,13 +80,13 @@ class Setup:
     checkpointing: bool = False
     sampler: Sampler = Sampler()
     reference_bytes: int = 0
-    """Of the frozen copy of the weights, or of the adapter, for a KL term."""
+    """Bytes of the frozen copy of the weights, or of the adapter, for a KL term."""
     teacher_bytes: int = 0
     teacher_parameters: int = 0
     scorer_bytes: int = 0
-    """Of the weights of all reward models on this device."""
+    """Bytes of the weights of all reward models on this device."""
     scorer_pass_bytes: int = 0
-    """Of a batch that each of them scores."""
+    """Bytes of a batch that each of them scores."""
     reference_passes: int = 0
     """Forward passes of the reference in a rollout step."""
     old_passes: int = 0
@@ -114,7 +114,7 @@ class Setup:
 
     @property
     def computes_in_weights(self) -> bool:
-        """Whether the weights are loaded in bfloat16, so that the precision does not matter."""
+        """Whether the weights are loaded in bfloat16, so the precision does not matter."""
         return self.model.parameter_bytes < 3
 
     @property
@@ -159,7 +159,7 @@ def make_setup(
     Args:
         make_optimizer: From the trained parameters.
         strategy: A name, or a strategy of Lightning.
-        optimizer_bytes: State per trained parameter, in place of that of the optimizer.
+        optimizer_bytes: State per trained parameter, instead of the optimizer's own.
         refreshes_reference: With an adapter, its reference is a second one.
         settings: Further fields of `Setup`.
 

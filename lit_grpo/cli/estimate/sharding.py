@@ -30,12 +30,12 @@ class ShardedParts:
     copies_gradients: bool = False
     """Whether gradients are copied into buckets, as DDP does unless told otherwise."""
     copies_weights: bool = False
-    """Whether the optimizer updates a copy of the weights, as DeepSpeed's does."""
+    """Whether the optimizer updates a copy of the weights, like DeepSpeed's."""
     sums_apart: bool = False
-    """Whether the gradients of a micro-batch are reduced beside the sum of those before, as in
+    """Whether a micro-batch's gradients are reduced apart from the sum of earlier ones, as in
     DeepSpeed's stage 2."""
     casts_shards: bool = False
-    """Whether ``bf16-mixed`` gathers float32 shards as bfloat16, in place of autocast."""
+    """Whether ``bf16-mixed`` gathers float32 shards as bfloat16, instead of using autocast."""
     keeps_layers: bool = False
     """Whether a gathered layer stays whole until its backward pass is over."""
     bucket_values: int = 0
@@ -45,7 +45,7 @@ class ShardedParts:
     offloads_weights: bool = False
     """Whether a rank has its part of the weights in host memory."""
     offloads_optimizer: bool = False
-    """The same of gradients and the optimizer's state."""
+    """The same for gradients and the optimizer's state."""
 
     @property
     def is_deepspeed(self) -> bool:

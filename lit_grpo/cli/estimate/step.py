@@ -33,7 +33,7 @@ class StepSizes:
     optimizer_steps: int
     epochs: int = 1
     micro_batches: int
-    """Of an optimizer step."""
+    """Number in an optimizer step."""
     micro_batch_tokens: int
     """Tokens that the model reads in the largest micro-batch, padding included."""
     micro_batch_rows: int
@@ -83,7 +83,7 @@ def make_step(
     """Return the sizes of the largest step that the data and the settings allow.
 
     Args:
-        num_ranks: None for those of the trainer.
+        num_ranks: None for the trainer's.
         mean_completion_tokens: None if completions are taken to be as long as allowed.
     """
     if num_ranks is None:

@@ -21,21 +21,21 @@ VALUE_TOUCHES = 4
 """How often a value that autograd keeps of a layer is read or written in its forward pass: norms,
 rotary embeddings, activation functions and residual sums are kernels of their own."""
 LOGIT_TOUCHES, LOGIT_TOUCHES_BACKWARD = 8, 6
-"""The same of a float32 logit: softmax, entropy and the choice of a token; and their gradients."""
+"""The same for a float32 logit: softmax, entropy, the choice of a token; and their gradients."""
 LARGE_TENSOR = 2**25
 """Bytes from which the C library hands memory back to the system (``M_MMAP_THRESHOLD``)."""
 SAMPLING_TOUCHES = 10
-"""Of a logit while sampling: softmax, running sum, search, the largest."""
+"""How often a logit is read or written in sampling: softmax, running sum, search, the largest."""
 ADAMW_BYTES, FUSED_BYTES = 80, 28
 """Bytes that AdamW moves per float32 parameter: eight kernels, or one that reads weight, gradient
 and two moments and writes three of them."""
 RECOMPUTED = 0.75
-"""Of a layer's products with checkpointing: torch recomputes nothing after the last value that the
+"""Share of a layer's products that checkpointing repeats: nothing after the last value that the
 backward pass needs, which is the input of the last product."""
 ADAPTED_LAYERS = 3.0
 """Time in which Python issues a layer with an adapter, in layers without one."""
 CLIPPING_TOUCHES = 3
-"""Of a gradient: its norm, and its product with the scale."""
+"""How often a gradient is read or written in clipping: its norm, its product with the scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Work:
     """The total work of a rank."""
 
     flops: float = 0.0
-    """Of products with weights."""
+    """Operations of products with weights."""
     attention: float = 0.0
     """Operations of attention."""
     bytes: float = 0.0
@@ -134,7 +134,7 @@ def forward_work(setup: Setup) -> Work:
 
 
 def large_logits(setup: Setup, tokens: Tokens) -> float:
-    """Return the bytes of all logits if those of a chunk are a large tensor, else 0.
+    """Return the bytes of all logits if a chunk's logits are a large tensor, else 0.
 
     Their gradient is written in their place.
     """
@@ -218,7 +218,7 @@ def decode_work(setup: Setup, rows: float, tokens: float, passes: float, *, dtyp
         rows: Completions in all.
         tokens: Sampled tokens of a completion.
         passes: Forward passes in all.
-        dtype: Bytes of a weight; 0 for those of the policy, under autocast of its copies, which
+        dtype: Bytes of a weight; 0 for the policy's weights, or under autocast its copies, which
             are made once.
     """
     model, step = setup.model, setup.step

@@ -1,1 +1,1 @@
-"""From arguments and config files to a checked config, with errors that a user can act on."""
+"""Turn arguments and config files into a checked config, with errors that a user can act on."""

@@ -39,7 +39,7 @@ SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A key whose value differs from that of the run."""
+    """A key whose value differs from the run's."""
 
     key: str
     before: object
@@ -57,7 +57,7 @@ def find_changes(before: str, after: str) -> list[Change]:
     """Return the keys whose values differ between two saved configs.
 
     If another release wrote ``before``, a key that only ``after`` has is at the default of the
-    present one, and is no change.
+    present one, and is not a change.
     """
     release, other = (re.match(r"# lit-grpo==.*", text) for text in (before, after))
     is_same_release = release is not None and other is not None and release[0] == other[0]
@@ -122,7 +122,7 @@ def _children(node: Any) -> dict[Any, Any] | None:
 
 
 def _is_item(key: str) -> bool:
-    """Return whether the key is that of an item of a list, such as ``model.rewards.1``."""
+    """Return whether the key names an item of a list, such as ``model.rewards.1``."""
     return key.rpartition(".")[2].isdecimal()
 
 

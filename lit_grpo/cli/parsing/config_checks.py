@@ -108,7 +108,7 @@ def refuse_other_bases(root: yaml.Node | None, path: Path | None) -> None:
 
 
 def explain_other_base(text: str, value: object) -> str:
-    """Say how YAML has read a number that looks like another one; empty for any other value."""
+    """Return how YAML has read a number that looks like another one; empty for other values."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or OTHER_BASE.fullmatch(text) is None:
         return ""

@@ -49,9 +49,9 @@ class Invocation:
     A run directory with ``~`` follows without it, for other keys that contain it.
     """
     directories: tuple[str, ...]
-    """Directories of the user's config files, in which their code is looked for, too."""
+    """Directories of the user's config files, where their code is also looked for."""
     configs: tuple[dict[str, Any], ...]
-    """What the config files say, in their order."""
+    """Contents of the config files, in their order."""
     name: str
     """The names of the config files joined, such as ``quickstart-dapo``; empty without files."""
     run_dir: str | None
@@ -69,7 +69,7 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
 
     Raises:
         UserError: a file does not exist or is not a YAML mapping, a secret is interpolated, or
-            arguments of a class stand beside its path.
+            arguments of a class are next to its path.
     """
     parser = _PartialParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])

@@ -62,7 +62,7 @@ def suggest_value(key: str, value: str) -> str:
 
     Args:
         key: A key, or a section whose main key is meant.
-        value: What was given. If it is a method with a preset, the preset is named, too.
+        value: What was given. If it is a method with a preset, the preset is also named.
     """
     last = key.rpartition(".")[2]
     name = value.lower().replace("-", "_")

@@ -18,9 +18,9 @@ OBJECTS = (*LISTS, "data", "model.engine", "model.optimizer", "model.evaluation.
 """Keys of objects that people write in the form of another library."""
 
 CLASS_PATHS = ("class", "cls", "type", "name", "path", "target", "_target_")
-"""What the path of a class is called elsewhere."""
+"""Names of a class's path in other libraries."""
 ARGUMENTS = ("args", "kwargs", "arguments", "params", "parameters", "init_kwargs")
-"""What the arguments of a class are called elsewhere."""
+"""Names of a class's arguments in other libraries."""
 
 _CLASS = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*")
 _BASE_OF_CHECKPOINTS = re.compile(r"((pytorch_)?lightning\.(\w+\.)*)?Checkpoint")
@@ -100,7 +100,7 @@ def _is_class(name: Any) -> bool:
 
 
 def _merged(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments with those in place of which a mapping of all of them is given."""
+    """Return arguments, with any mapping that holds several of them merged into the rest."""
     merged: dict[str, Any] = {}
     for name, value in arguments.items():
         is_all = name in ("init_args", *ARGUMENTS) and isinstance(value, dict)
@@ -109,10 +109,10 @@ def _merged(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_beside(node: Any, key: str, where: str) -> None:
-    """Raise UserError if arguments of a class stand beside its path: the parser would not name it.
+    """Raise UserError if a class's arguments are next to its path: the parser would not name it.
 
     Args:
-        key: That of the node.
+        key: The node's.
         where: What the node is read from.
     """
     children = node.items() if isinstance(node, dict) else enumerate(node)

@@ -35,7 +35,7 @@ BEGIN, END = "\x02", "\x03"
 """Marks around an error message that the parser of a nested class has already reworded."""
 
 MAPPING = re.compile(r"Unable to load config .*?\n\s*- (?=Parser key)", re.DOTALL)
-"""What the parser says of a mapping that it was given as one value, before the key inside it."""
+"""The parser's words for a mapping that was given as one value, before the key inside it."""
 
 SOURCE = r"'(?P<name>\w+)': Namespace\(class_path='[\w.]+MixtureSource'"
 """The name of a source of a mixture where the parser shows what it was given."""
@@ -94,7 +94,7 @@ def _is_of_rows(setting: str) -> bool:
 
 
 def about_settings(path: str, setting: str) -> str:
-    """Say how a user's reward class can accept a setting that every reward has."""
+    """Return how a user's reward class can accept a setting that every reward has."""
     with suppress(ImportError, AttributeError, ValueError):
         kind = pkgutil.resolve_name(path)
         is_reward = isinstance(kind, type) and issubclass(kind, Reward)
@@ -164,7 +164,7 @@ def bad_import(parser: Any, key: str, match: re.Match[str]) -> str:
 
 
 def suggest_attribute(module: str, name: str) -> str:
-    """Suggest what a module has in place of a name that does not exist."""
+    """Suggest a name of a module instead of one that does not exist."""
     if name == "py":
         return f" Leave out .py: {module}.NAME."
     return did_you_mean(name, vars(sys.modules[module]) if module in sys.modules else {})

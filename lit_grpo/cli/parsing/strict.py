@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 
 class StrictParser(ArgumentParser):
-    """Refuse an unknown key with ``{}`` under it, too: merging drops it before it is checked."""
+    """Also refuse an unknown key with ``{}`` under it: merging drops it before it is checked."""
 
     def _apply_actions(
         self, cfg: Any, parent_key: str = "", *args: Any, **kwargs: Any

@@ -1,4 +1,4 @@
-"""Suggest a key in place of one that does not exist."""
+"""Suggest a key instead of one that does not exist."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def admits_text(hint: Any) -> bool:
 
 
 def takes_function(hint: Any) -> bool:
-    """Return whether a type hint is, or includes, that of any function."""
+    """Return whether a type hint stands for any function, or includes such a hint."""
     is_own = get_origin(hint) is abc.Callable and get_args(hint)[-1] is Any
     return is_own or any(map(takes_function, get_args(hint)))
 

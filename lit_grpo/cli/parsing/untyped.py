@@ -73,7 +73,7 @@ def _is_argument(key: str) -> bool:
 
 
 def takes_any_text(action: Any) -> bool:
-    """Return whether an argument has no type, or only that of a default which is null or text."""
+    """Return whether an argument has no type, or only the type of a null or text default."""
     hint = getattr(action, "_typehint", None)
     parts = get_args(hint) if get_origin(hint) is Union else (hint,)
     others = [one for one in parts if not _typehints.accepts_any_value(one)]

@@ -23,7 +23,7 @@ from lit_grpo.types.spelling import did_you_mean
 
 DATA_EXAMPLE = "data: {class_path: PromptData, init_args: {train: train.jsonl}}"
 NULL_IN_WORDS = ("none", "nil")
-"""What other languages call null, and YAML takes for a text."""
+"""Other languages' words for null, which YAML takes for texts."""
 
 
 def missing_keys(parser: Any, key: str, match: re.Match[str]) -> str:
@@ -72,7 +72,7 @@ def null_as_text(parser: Any, key: str, match: re.Match[str]) -> str:
 
 def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
     expected, value = type_of(parser, key), one_line(match["value"])
-    if is_null_in_words(value, expected):  # a text, since null itself is no error
+    if is_null_in_words(value, expected):  # a text, since null itself is not an error
         return f"{key}: expected {type_name(expected)}, got the text {value}. Write null."
     if value == "None" and not has_default(parser, key):
         return not_set(key)

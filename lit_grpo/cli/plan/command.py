@@ -110,7 +110,7 @@ def _remedies(
 
 
 def _refuse_unfit(run: BuiltRun, cluster: Cluster) -> None:
-    """Check what a run on the cluster would be refused for, besides `make_setup`.
+    """Check what a run on the cluster would be refused for, in addition to `make_setup`.
 
     Raises:
         UserError: it would be.
@@ -125,7 +125,7 @@ def _refuse_unfit(run: BuiltRun, cluster: Cluster) -> None:
 
 
 def _devices(config: Any) -> tuple[int, str]:
-    """Return the devices of a node and their name: given, or those of this machine."""
+    """Return the devices of a node and their name: as given, or of this machine."""
     if config.gpus is not None:
         return parse_gpus(config.gpus)
     if not torch.cuda.is_available():

@@ -14,20 +14,20 @@ from lit_grpo.runs.tables import add_numbers, make_table, open_console, with_uni
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a step needs, and what the devices have."""
+    """Memory and time that a step needs, and memory that the devices have."""
 
     setup: Setup
     memory: MemoryEstimate
-    """Of a rank."""
+    """Memory of a rank."""
     limit: int
     """Bytes that a rank may take."""
     time: StepTime
     remedies: Sequence[str] = ()
-    """What makes it fit, if it does not: several changes each."""
+    """Ways to make it fit, if it does not: several changes each."""
     assumed_prompt_tokens: int | None = None
     """Length of the prompts, where no data tells it."""
     missing: str = "prompts"
-    """What could not be read then."""
+    """What could not be read in that case."""
 
     @property
     def fits(self) -> bool:
@@ -35,7 +35,7 @@ class Plan:
 
     @property
     def advice(self) -> Sequence[str]:
-        """What makes the step fit, or takes less memory."""
+        """Changes that make the step fit, or take less memory."""
         return self.remedies or self.memory.advice()
 
     @property

@@ -14,7 +14,7 @@ from pathlib import Path
 class Claims:
     """The claims of this process. Open it once: closing any descriptor of the file frees them all.
 
-    On a file system without locks every claim is granted, so that two processes may ask the same.
+    On a file system without locks every claim is granted, so two processes may ask the same.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -17,7 +17,7 @@ from lit_grpo.judge.estimate import seconds_of_calls
 SAMPLE = 1000
 """Calls, at most, whose prompts are written to estimate their tokens."""
 SECONDS_PER_CALL = 2.0
-"""What the time of a call is taken for."""
+"""Assumed duration of a call."""
 NONCE = "0" * 16
 
 

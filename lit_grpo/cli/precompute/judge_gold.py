@@ -34,7 +34,7 @@ class Tally:
     num_votes: int = 0
     failures: Counter[Outcome] = field(default_factory=Counter)
     details: dict[Outcome, str] = field(default_factory=dict)
-    """What the first failure of each kind said."""
+    """Message of the first failure of each kind."""
     stopped: str = ""
     """Why it stopped before everything was asked."""
     signal: signal.Signals | None = None
@@ -57,7 +57,7 @@ class Tally:
 
 
 class JudgeRound:
-    """Asks for votes until all are there or it has to stop.
+    """Asks for votes until it has all of them or has to stop.
 
     Args:
         scorer: The judge.
@@ -183,7 +183,7 @@ def with_share(judge: Judge, num_processes: int) -> Judge:
 
 @contextmanager
 def _on_signals(stop: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Inside the context call this at SIGINT and SIGTERM in place of ending the process."""
+    """Within the context, call this at SIGINT and SIGTERM instead of ending the process."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)

@@ -35,7 +35,7 @@ def wrong_answers(right: Sequence[str], others: Sequence[str], seed: str) -> lis
 
 
 def with_answer(solution: str, right: Sequence[str], wrong: str) -> str:
-    """Return a worked solution with another answer in place of the last right one, if it has one.
+    """Return a worked solution with its last right answer, if any, replaced by another one.
 
     The same number may be written in another way there: 1,250 for 1250.
     """

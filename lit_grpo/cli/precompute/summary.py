@@ -18,7 +18,7 @@ IDS_SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """What a dry run finds."""
+    """Findings of a dry run."""
 
     num_rows: int
     """Open rows whose answers a judge compares."""
@@ -27,7 +27,7 @@ class DryRun:
     num_single: int
     """Open rows with fewer than two answers."""
     num_unchecked: int
-    """Verifiable rows whose answers a program has not checked."""
+    """Verifiable rows whose answers no program has checked."""
     expected: CostEstimate | None
     """None without open rows."""
     max_cost_usd: float | None
@@ -45,7 +45,7 @@ class DryRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a run has done."""
+    """Results of a run."""
 
     checks: Checks
     num_rows: int = 0
@@ -54,7 +54,7 @@ class Result:
     num_left: int = 0
     """Votes that are missing."""
     spent_usd: float | None = None
-    """Of this and all earlier runs; None if the judge has no price."""
+    """Dollars of this and all earlier runs; None if the judge has no price."""
     tally: Tally = field(default_factory=Tally)
 
     def as_dict(self) -> dict[str, Any]:

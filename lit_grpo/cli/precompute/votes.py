@@ -17,7 +17,7 @@ class VoteCall:
     """One vote on some of the answers to a question."""
 
     context: Mapping[str, Any]
-    """What the judge sees besides the answers."""
+    """What the judge sees in addition to the answers."""
     vote: int
     """The number of the vote."""
     answers: Mapping[str, str]

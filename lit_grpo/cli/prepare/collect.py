@@ -36,14 +36,14 @@ class Collected:
     dropped: Counter[str]
     """Number of rows by the reason why they were dropped."""
     files: Sequence[dict[str, Any]]
-    """Of each file or dataset its name, a hash of what it has, and its bytes or rows."""
+    """The name, a hash of the content, and the bytes or rows of each file or dataset."""
 
 
 def collect(name: str, source: RecipeSource, bad_rows: BadRows, recipe: str) -> Collected:
     """Read a source and apply its filters.
 
     Args:
-        name: Of the source.
+        name: Name of the source.
         source: Where its rows are.
         bad_rows: Whether rows that cannot be used are an error.
         recipe: The name of its recipe, for messages.

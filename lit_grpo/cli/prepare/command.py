@@ -75,7 +75,7 @@ def _order(given: Namespace) -> PrepareOptions:
 
 
 def _cache(recipe: Recipe, directory: str | None) -> StoredGold | None:
-    """Return the gold scores of a directory, by default of that of the recipe if it is there.
+    """Return the gold scores of a directory, by default the recipe's if it exists.
 
     Raises:
         UserError: the directory is not there, or has the scores of another judge.
@@ -92,7 +92,7 @@ def _cache(recipe: Recipe, directory: str | None) -> StoredGold | None:
 
 
 def _changed(recipe: Recipe, given: Namespace) -> Recipe:
-    """Return the recipe with those settings that the command line has."""
+    """Return the recipe with the settings that the command line has."""
     names = ("holdout_size", "validation_size", "seed", "size")
     changes = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
     kinds = {"exact": given.duplicates, "near": given.near_duplicates}

@@ -30,7 +30,7 @@ def exact_copies(rows: Iterable[PreparedRow]) -> dict[str, str]:
 def contradictions(
     rows: Iterable[PreparedRow], copies: Mapping[str, str]
 ) -> list[tuple[PreparedRow, PreparedRow]]:
-    """Return each copy whose gold answer is another than that of the row that it is a copy of."""
+    """Return each copy whose gold answer differs from the original row's."""
     by_id = {row.id: row for row in rows}
     found = []
     for copy, first in copies.items():

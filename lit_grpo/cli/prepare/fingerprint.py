@@ -56,7 +56,7 @@ class Scorer:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Everything that a grade depends on, besides the row and the answer."""
+        """Everything that a grade depends on, except the row and the answer."""
         judge, gold = self.judge, self.gold
         return {
             "format": FORMAT,
@@ -124,7 +124,7 @@ def read_scale(directory: Path) -> int:
     """Return the best grade of a judge's directory.
 
     Raises:
-        UserError: the file that says so is missing or damaged.
+        UserError: the file that has this is missing or damaged.
     """
     try:
         highest: int = json.loads((directory / FILE).read_text())["highest"]

@@ -21,7 +21,7 @@ class JudgeVotes:
         self._votes: dict[str, dict[int, int]] = {}
         self.num_votes = 0
         self.spent_usd = 0.0
-        """US dollars of all calls that were recorded, those that failed as well."""
+        """US dollars of all calls that were recorded, including failed ones."""
         self.refresh()
 
     def votes(self, key: str) -> Mapping[int, int]:

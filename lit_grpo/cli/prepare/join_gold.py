@@ -30,7 +30,7 @@ class Checked:
 
 
 class GoldCache(Protocol):
-    """What is known of the quality of stored answers."""
+    """Votes on the quality of stored answers."""
 
     def votes(self, key: str) -> Mapping[int, int]:
         """Return the grades of an answer by the number of the vote; see `vote_key`."""
@@ -126,8 +126,8 @@ def refuse_unscored(rows: Sequence[PreparedRow], num_rows: int, command: str | N
     """Raise UserError if there are rows without gold scores.
 
     Args:
-        rows: Those rows.
-        num_rows: Of how many.
+        rows: The rows without gold scores.
+        num_rows: Number of all rows.
         command: What scores them; None if the recipe has no judge.
     """
     if not rows:

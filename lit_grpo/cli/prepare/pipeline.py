@@ -35,13 +35,13 @@ Track = Callable[[Iterable[Any], int, str], Iterable[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOptions:
-    """What to prepare, and where to write it.
+    """The data to prepare, and the directory to write.
 
     Args:
-        name: Of the recipe, or the path of its file.
+        name: Name of the recipe, or the path of its file.
         recipe: What the data are made of.
         out: The directory to write.
-        holdout: A ``holdout_ids.json`` that is held out again, in place of rows of this data.
+        holdout: A ``holdout_ids.json`` that is held out again, instead of rows of this data.
         release_holdout: Whether rows that ``out`` holds out so far may be trained on.
         cache: Gold scores.
         scored_by: Who gave them.
@@ -128,7 +128,7 @@ def _find_copies(
 
 
 def _report_contradictions(pairs: Sequence[tuple[PreparedRow, PreparedRow]], action: str) -> None:
-    """Say that rows with the same prompt have different gold answers."""
+    """Warn that rows with the same prompt have different gold answers."""
     if pairs:
         copy, first = pairs[0]
         kept = "the first is kept" if action == "drop" else "both are kept"
@@ -144,7 +144,7 @@ def _report_contradictions(pairs: Sequence[tuple[PreparedRow, PreparedRow]], act
 def _without_copies(
     ordered: Sequence[PreparedRow], copies: Mapping[str, Mapping[str, str]], recipe: Recipe
 ) -> tuple[list[PreparedRow], dict[str, Counter[str]]]:
-    """Return the rows without those copies that the recipe drops, and their number by source."""
+    """Return the rows without the copies that the recipe drops, and their number by source."""
     actions = {"exact": recipe.duplicates.exact, "near": recipe.duplicates.near}
     dropped: dict[str, Counter[str]] = {name: Counter() for name in recipe.sources}
     kept = []
@@ -164,7 +164,7 @@ def _without_copies(
 def _count_copies(
     copies: Mapping[str, Mapping[str, str]], splits: Mapping[str, Sequence[PreparedRow]]
 ) -> dict[str, dict[str, int]]:
-    """Return the numbers of copies by the splits of both rows; a dropped one has that of the other.
+    """Return the numbers of copies by the splits of both rows; a dropped row takes the other's.
 
     A near-duplicate of a row that was itself dropped counts under ``dropped``.
     """
@@ -220,7 +220,7 @@ def _usable(
 ) -> dict[str, list[PreparedRow]]:
     """Return the splits with gold scores, without the rows that cannot be trained on.
 
-    Which rows are held out was decided before, so that it does not depend on the cache.
+    Which rows are held out was decided before, so it does not depend on the cache.
 
     Raises:
         UserError: rows have no gold scores, or none is left to train on.
@@ -254,7 +254,7 @@ def _usable(
 def _check_train(
     train: Sequence[PreparedRow], order: PrepareOptions, dropped: Mapping[str, Counter[str]]
 ) -> None:
-    """Raise UserError if nothing of a source is left; pairs may be those of one source."""
+    """Raise UserError if nothing of a source is left; pairs may come from one source only."""
     empty = sorted(order.recipe.sources.keys() - {row.source for row in train})
     if order.sft and not train:
         raise UserError(
@@ -271,7 +271,7 @@ def _check_train(
 
 
 def _about_gold(order: PrepareOptions) -> dict[str, Any]:
-    """Return how gold scores are computed, and who gave those of the cache."""
+    """Return how gold scores are computed, and who gave the cached ones."""
     gold = order.recipe.gold
     return {"num_evals": gold.num_evals, "highest": gold.highest, **order.scored_by}
 

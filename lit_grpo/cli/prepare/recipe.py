@@ -41,7 +41,7 @@ class RecipeSource:
         data: File, dataset or a list of them, as in ``data.train``.
         columns: ``{role: column}`` where a column is not called like its role. ``a.b`` is a field
             of the nested column a, ``a[].b`` that field of each item of the list a.
-        weight: Its share of the rows, compared with those of the other sources.
+        weight: Its share of the rows, relative to the other sources.
         where: Which rows are kept: ``{column: [lowest, highest]}``, null for no bound, or
             ``{column: value}``, or ``{column: [value, ...]}``.
         scored: Whether each row needs gold scores of its stored answers; null means that the rows
@@ -82,10 +82,10 @@ Duplicated = Literal["drop", "report", "refuse"]
 
 @dataclass(frozen=True, kw_only=True)
 class Duplicates:
-    """What is done about rows with the same prompt, within a split and between splits.
+    """How to treat rows with the same prompt, within a split and between splits.
 
     Args:
-        exact: Of rows whose prompts differ in spaces and capitals at most: ``drop`` all but one,
+        exact: For rows whose prompts differ in spaces and capitals at most: ``drop`` all but one,
             only ``report`` how many there are, or ``refuse`` the data.
         near: The same for prompts that share most of their words; ``ignore`` does not look for
             them, which takes long in a million rows.

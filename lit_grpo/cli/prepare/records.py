@@ -33,7 +33,7 @@ class RecordFiles:
         self._descriptor: int | None = None
         self._synced = 0.0
         self._read: dict[Path, int] = {}
-        """Of each file the number of bytes that were read."""
+        """File -> the number of its bytes that were read."""
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write a record; it is in the file when this returns.

@@ -35,7 +35,7 @@ class PreparedRow:
     kind: str
     text_hash: str
     columns: Mapping[str, Any]
-    """All columns but those of `OWN`."""
+    """All columns except `OWN`."""
 
     @property
     def text(self) -> str:
@@ -45,7 +45,7 @@ class PreparedRow:
 
     @property
     def hashes(self) -> tuple[str, ...]:
-        """The `text_hash` of the prompt, and that of the question that it may wrap."""
+        """The `text_hash` of the prompt, and of the question that it may wrap."""
         return self.text_hash, *text_hashes(self.columns.get("question"))
 
     def as_dict(self) -> dict[str, Any]:
@@ -71,11 +71,11 @@ def to_prepared(row: Row, answer: str | None, name: str, source: RecipeSource) -
     Args:
         row: The row.
         answer: Its gold answer, if it has one.
-        name: Of the source.
+        name: Name of the source.
         source: Which columns have which roles.
 
     Raises:
-        UnusableRow: it has no prompt, an id that is no text, or answers or scores that cannot be
+        UnusableRow: it has no prompt, an id that is not a text, or answers or scores that cannot be
             compared.
     """
     roles = {role: source.columns.get(role, role) for role in ROLES}
@@ -125,7 +125,7 @@ def from_prepared(row: Row) -> PreparedRow:
 def with_ids(rows: Sequence[PreparedRow], sources: Mapping[str, RecipeSource]) -> list[PreparedRow]:
     """Return the rows of a source with an id each, which does not depend on their order.
 
-    Without an id of its own it is that of the prompt; copies of a prompt are numbered.
+    A row without an id gets the prompt's; copies of a prompt are numbered.
 
     Args:
         rows: The rows.
@@ -163,7 +163,7 @@ def check_ids(rows: Iterable[PreparedRow], sources: Mapping[str, RecipeSource]) 
 
 
 def _other_ids(name: str, source: RecipeSource) -> str:
-    """Say how the rows of a source get other ids; a column called id is taken without a mapping."""
+    """Return how a source's rows get other ids; a column called id needs no mapping."""
     if source.columns.get("id", "id") != "id":
         return f"leave the id out of sources.{name}.columns (ids are made of the prompts then)"
     return (

@@ -1,7 +1,7 @@
 """Decide which rows are held out, which are for validation and which for training.
 
 Rows are ordered by the hashes of their ids so that every prefix has the shares of the sources'
-weights. The first rows are held out, so that a larger holdout has the smaller one in it, whatever
+weights. The first rows are held out, so a larger holdout contains a smaller one, whatever
 the order of rows and files.
 """
 
@@ -48,7 +48,7 @@ def in_order(
 
 
 def _place(recipe: Recipe, source: str, rank: int) -> tuple[float, int]:
-    """Return a sort key of a source's row number ``rank`` among those of all sources."""
+    """Return a sort key of a source's row number ``rank`` among all sources' rows."""
     return (rank + 0.5) / recipe.sources[source].weight, list(recipe.sources).index(source)
 
 
@@ -61,7 +61,7 @@ def split(
 
     Args:
         rows: As `in_order` returns them.
-        sizes: Numbers of prompts; that of the holdout counts without ``held_out``.
+        sizes: Numbers of prompts; the holdout's counts without ``held_out``.
         held_out: What is held out instead of the first prompts.
 
     Raises:
@@ -94,7 +94,7 @@ def split(
 
 
 def _prompts(rows: Sequence[PreparedRow]) -> dict[str, str]:
-    """Return by id the hash of the prompt; of the row's question if that is a prompt by itself."""
+    """Return the prompt's hash by id; the question's hash if that is a prompt by itself."""
     known = {row.text_hash for row in rows}
     return {row.id: next(one for one in reversed(row.hashes) if one in known) for row in rows}
 
@@ -120,7 +120,7 @@ def limit(rows: Sequence[PreparedRow], recipe: Recipe) -> list[PreparedRow]:
 
 
 def _largest_size(counts: Mapping[str, int], recipe: Recipe) -> int:
-    """Return how many rows come before the first one that a source would need but has not."""
+    """Return how many rows come before the first one that a source would need but lacks."""
     first_missing = min(_place(recipe, name, number) for name, number in counts.items())
     return sum(
         _place(recipe, name, rank) < first_missing

@@ -42,7 +42,7 @@ def print_manifest(manifest: Mapping[str, Any], console: Console) -> None:
 
 
 def copies_in_words(copies: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    """Say how many copies of prompts were found, by exact and near and by the splits of both."""
+    """Yield how many copies of prompts were found, by kind and by the splits of both rows."""
     for kind, counts in copies.items():
         for where, number in counts.items():
             what = f"{kind} duplicate{'s' * (number != 1)}"
@@ -51,7 +51,7 @@ def copies_in_words(copies: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
 
 
 def _without_pairs(manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Say which sources have no completion, if pairs were made."""
+    """Yield which sources have no completion, if pairs were made."""
     there = manifest["splits"]["train"]["by_source"]
     for name, source in manifest["sources"].items() if manifest["sft"] else ():
         if name not in there and BEYOND_SIZE not in source["dropped"]:

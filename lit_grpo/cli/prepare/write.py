@@ -46,7 +46,7 @@ COLUMN_TYPES: Mapping[str, pa.DataType] = {
 """The types of those columns that may be there, in their order."""
 
 HeldOut = Mapping[str, Mapping[str, str]]
-"""By source, the hash of the prompt of each id that is held out."""
+"""Source -> id that is held out -> hash of its prompt."""
 
 
 def write_prepared(
@@ -56,13 +56,13 @@ def write_prepared(
     about: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Write all files of a directory in place of what was prepared there; return the manifest.
+    """Write all files of a directory, replacing what was prepared there; return the manifest.
 
     Args:
         out: The directory.
         splits: Its rows.
-        held_out: What must not be trained on, whether or not its rows are there.
-        about: What the manifest says besides the splits.
+        held_out: What must not be trained on, whether or not its rows exist.
+        about: What the manifest says in addition to the splits.
         config: What ``data.yaml`` has.
 
     Raises:
@@ -105,7 +105,7 @@ def write_prepared(
 def add_columns(
     prepared: PreparedDir, split: str, columns: Mapping[str, pa.Array], about: Mapping[str, Any]
 ) -> None:
-    """Write columns into a split, in place of those of the same names.
+    """Write columns into a split, replacing columns of the same names.
 
     Args:
         prepared: The directory, which has them when all is written, and is as before if not.
@@ -196,7 +196,7 @@ def hash_of_recipe(recipe: Recipe) -> str:
 
 
 def _schema(splits: Mapping[str, Sequence[PreparedRow]]) -> pa.Schema:
-    """Return one schema for all splits, with those of the known columns that a row has."""
+    """Return one schema for all splits, with the known columns that any row has."""
     rows = [row for some in splits.values() for row in some]
     there = {name for row in rows for name, value in row.columns.items() if value is not None}
     known = {name: kind for name, kind in COLUMN_TYPES.items() if name in there}

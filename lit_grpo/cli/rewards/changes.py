@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The rows before and after, in the same order; those of a group are adjacent."""
+    """The rows before and after, in the same order; a group's rows are adjacent."""
 
     before: Sequence[Row]
     after: Sequence[Row]
@@ -124,7 +124,7 @@ def print_changes(console: Console, comparison: Comparison) -> None:
 
 
 def _changed(comparison: Comparison) -> str:
-    """Say how many completions changed, and how many could not be compared."""
+    """Return how many completions changed, and how many could not be compared."""
     num_rows, scored = len(comparison.before), num_scored(comparison)
     if not scored:
         return f"Nothing to compare: none of the {num_rows} completions could be scored again."
@@ -184,7 +184,7 @@ def _values(comparison: Comparison, key: str) -> list[tuple[float | None, float 
 
 
 def _left_out(comparison: Comparison) -> Iterator[str]:
-    """Say which means leave out rows that have one value only."""
+    """Yield which means leave out rows that have one value only."""
     keys = {name: f"score/{name}" for name in _reward_names(comparison)}
     for name, key in {**keys, "the weighted sum": "reward"}.items():
         pairs = _values(comparison, key)

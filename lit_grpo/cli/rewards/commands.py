@@ -32,7 +32,7 @@ def _run_rewards(cli: CommandLine) -> int:
     check_writable("run_dir", cli.config.run_dir, Path(cli.config.run_dir))
     loader = read_prompts(cli)
     module.rewards.check_sources(loader.sources)
-    # Before the policy is loaded, so that errors show at once.
+    # Before the policy is loaded, so errors show at once.
     module.rewards.start(module.reasoning)
     module.rewards.check(loader.some_prompts())
     load_policy(cli, module)
@@ -120,7 +120,7 @@ def _prepare_data(cli: CommandLine) -> Any:
 
 
 def load_policy(cli: CommandLine, module: GRPOModule) -> None:
-    """Load the initial policy, or that of a checkpoint, and start the engine with it."""
+    """Load the initial policy, or a checkpoint's, and start the engine with it."""
     refuse_unsupported(cli.trainer)
     strategy = cli.trainer.strategy
     strategy.setup_environment()

@@ -1,5 +1,4 @@
-"""Say which rewards failed on completions that a command has scored, and with which exit code it
-ends."""
+"""Report which rewards failed on completions that a command scored; choose its exit code."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ NUM_PAIRS = 4
 MIN_CORRECT_FRACTION = 0.75
 """A judge passes if it scores the good answer higher in this share of the scored pairs."""
 MAX_RETRIES = 2
-"""Fewer than in training, so that an outage is reported soon."""
+"""Fewer than in training, so an outage is reported soon."""
 
 NO_PAIRS = (
     "Only access was checked: {kind} depends on columns of the data, so there are no known good "
@@ -88,7 +88,7 @@ def check_judges(rewards: Sequence[Reward], read_prompts: ReadPrompts) -> int:
 
 
 def verdict_on(reward: JudgedReward, read_prompts: ReadPrompts) -> tuple[int, str]:
-    """Check a reward as `check_judges` does; return its exit code and a sentence.
+    """Check a reward like `check_judges`; return its exit code and a sentence.
 
     Raises:
         UserError: the judge refuses access.

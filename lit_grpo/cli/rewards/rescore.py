@@ -70,7 +70,7 @@ def rescore(
     Args:
         module: The module with the rewards to score with.
         run_dir: Directory of the run.
-        find_prompts: Reads those of the prompts with these ids that are in the data.
+        find_prompts: Reads the prompts with these ids, as far as they are in the data.
         last: Rescore only this many of the last rollout steps; None rescores all.
         name: Name of the file in ``rescored/``; numbered if it exists already.
 
@@ -125,7 +125,7 @@ def _report(rollouts: Sequence[RolloutBatch]) -> int:
 
 
 def _describe_spent_budget(rollouts: Sequence[RolloutBatch]) -> str:
-    """Say that rows were not scored because a judge's budget is spent; empty if none is."""
+    """Return the message that a judge's spent budget left rows unscored; empty if none is."""
     spent = filter(None, (find_spent_budget(one, one.parts) for one in rollouts))
     if not (why := next(spent, "")):
         return ""

@@ -59,7 +59,7 @@ class Trial:
     measurements: Mapping[str, Measurements]
     """Name of a reward -> its measurements."""
     shares: Mapping[str, float] = field(default_factory=dict)
-    """Source of a mixture -> its share of a rollout step, which is not that of the trial."""
+    """Source of a mixture -> its share of a rollout step, which differs from the trial's."""
 
     @property
     def num_rows(self) -> int:
@@ -251,7 +251,7 @@ def _why_no_signal(rollouts: RolloutBatch, module: GRPOModule) -> list[str]:
 
 
 def _untried(trial: Trial, rewards: Sequence[Reward]) -> list[str]:
-    """Say which sources of a mixture, and so which rewards, had no prompt."""
+    """Return which sources of a mixture, and so which rewards, had no prompt."""
     tried = {group.prompt.source for group in trial.rollouts.groups}
     left_out = [source for source in trial.shares if source not in tried]
     if not left_out:
@@ -279,7 +279,7 @@ def why_not_trained(trial: Trial, module: GRPOModule) -> str:
 
 
 def _unlike_a_step(shares: Mapping[str, float]) -> str:
-    """Say so if the trial draws the sources in other proportions than a rollout step does."""
+    """Return a note if the trial draws sources in other proportions than a rollout step."""
     if len(set(shares.values())) <= 1:
         return ""
     parts = ", ".join(f"{share:.0%} of {source}" for source, share in shares.items())

@@ -37,7 +37,7 @@ class Adaptive:
             until it was sampled, and rows of another level are sampled where one has none.
         easy_above: A row is easy above this share of successes.
         hard_below: A row is hard below this share of successes.
-        momentum: Weight of the share until now, against that of the last group.
+        momentum: Weight of the share so far, against the share in the last group.
         solved_at: A row rests when its last group has at least this share of successes.
         rest_epochs: For how long it rests: until so many times the rows of the source were sampled.
 

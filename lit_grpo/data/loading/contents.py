@@ -1,4 +1,4 @@
-"""What rows contain, in a few characters, so that a resumed run can tell if they have changed."""
+"""Describe the content of rows briefly, so that a resumed run can tell if they have changed."""
 
 from __future__ import annotations
 

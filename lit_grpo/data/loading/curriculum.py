@@ -43,7 +43,7 @@ class Phase:
 class Curriculum:
     """Phases and their boundaries.
 
-    The last phase has no end, so that a run whose steps are skipped stays in it.
+    The last phase has no end, so a run whose steps are skipped stays in it.
     """
 
     phases: tuple[Phase, ...]

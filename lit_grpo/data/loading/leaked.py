@@ -9,7 +9,7 @@ from lit_grpo.types import Prompt
 
 
 def describe_leaked(train: TrainingLoader, held_out: Sequence[Prompt]) -> str:
-    """Return a sentence if held-out prompts are training prompts, too; else an empty text.
+    """Return a sentence if held-out prompts are also training prompts; else an empty text.
 
     They are the same if their texts and their gold answers are. Of training data that are not in
     memory only the prompts that a run is checked with are compared.

@@ -19,7 +19,7 @@ Order = NDArray[np.integer[Any]]
 
 
 class TrainingLoader(Protocol):
-    """What a training asks of its loader: a sized, stateful iterable of ``list[Prompt]``.
+    """The loader that training needs: a sized, stateful iterable of ``list[Prompt]``.
 
     Every rank has one with the same state, and gets its share of the same batches.
     """
@@ -111,8 +111,8 @@ class PromptLoader(TrainingLoader):
         training: Whether to iterate as in training rather than as in validation.
         shuffle: Train on the permutation of (seed, epoch) rather than in the given order.
         epoch_limit: Length of a training epoch in batches (int) or as a fraction of all batches
-            (float), like ``Trainer.limit_train_batches``. ``len`` stays that of a whole epoch
-            because the trainer applies its limit to it.
+            (float), like ``Trainer.limit_train_batches``. ``len`` still counts a whole
+            epoch because the trainer applies its limit to it.
 
     Raises:
         UserError: there are too few prompts for one batch, or the ranks cannot share a batch.
@@ -197,7 +197,7 @@ class PromptLoader(TrainingLoader):
         return {prompt.id: prompt for prompt in self.prompts if prompt.id in wanted}
 
     def settings(self) -> dict[str, Any]:
-        """Return the seed and the rows, too, whose order depends on all of them."""
+        """Return also the seed and the rows; the order depends on all of these."""
         return super().settings() | {"seed": self.seed, "rows": describe_rows(self.prompts)}
 
     def state_dict(self) -> dict[str, int]:

@@ -29,7 +29,7 @@ class MixtureLoader(TrainingLoader):
     and each rank gets a contiguous part. Every rank takes the whole batch from the orders, so that
     their states are the same everywhere.
 
-    An epoch is nominal: as many batches as all rows fill. The sources go on over it.
+    An epoch is nominal: as many batches as all rows fill. The sources continue across epochs.
 
     Args:
         orders: The orders of the sources, none of them empty. A single one without a name makes a
@@ -159,7 +159,7 @@ class MixtureLoader(TrainingLoader):
         """Let the next batch be the one after the state was saved.
 
         Raises:
-            UserError: the sources, or the rows of one, are not those of the state.
+            UserError: the sources, or the rows of one, differ from the state's.
         """
         before, now = set(state.get("sources", ())), set(self._orders)
         if before != now:

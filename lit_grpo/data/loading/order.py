@@ -32,7 +32,7 @@ class RowOrder(Protocol):
     epoch_size: int
     """The number of rows in an epoch; of a stream, what is taken for one."""
     fingerprint: str
-    """Differs between sources with different rows, so that a run is not resumed on other ones."""
+    """Differs between sources with different rows, so a run is not resumed on other rows."""
 
     def take(self, number: int) -> list[Prompt]:
         """Return the next prompts; skip rows whose prompts are too long."""
@@ -65,19 +65,19 @@ class RowOrder(Protocol):
         return
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics of the rows, to log with those of a step."""
+        """Return metrics of the rows, to log with a step's metrics."""
         return {}
 
 
 def of_seeds(seeds: Sequence[int]) -> str:
-    """Name the seeds of an order, of which the last one is that of the source's name."""
+    """Name the seeds of an order, except the last one, which comes from the source's name."""
     return f" in the order of seed {', '.join(map(str, seeds[:-1]))}"
 
 
 class TableOrder(RowOrder):
     """The prompts of a table: a permutation of its rows in every epoch.
 
-    When an epoch ends within a step, the step goes on with the next one.
+    When an epoch ends within a step, the step continues with the next one.
 
     Args:
         name: As in `RowOrder`.

@@ -19,7 +19,7 @@ def check_template_kwargs(kwargs: Mapping[str, Any], tokenizer: Tokenizer) -> No
     """Check that the chat template uses each of these arguments.
 
     Raises:
-        UserError: it does not, so that the argument would have no effect.
+        UserError: it does not, so the argument would have no effect.
     """
     for name in kwargs:
         if name in OWN_ARGUMENTS:

@@ -15,7 +15,7 @@ from lit_grpo.types import Prompt, Tokenizer
 
 
 class LazyPrompts(Sequence[Prompt | None]):
-    """Prompts that are built when they are needed; None in place of one that is too long.
+    """Prompts that are built when they are needed; None instead of one that is too long.
 
     Args:
         rows: The rows.
@@ -24,7 +24,7 @@ class LazyPrompts(Sequence[Prompt | None]):
         source: The name of the source that the prompts carry.
 
     Raises:
-        UserError: as `build_prompts` does, also when a prompt is built.
+        UserError: for the reasons of `build_prompts`, also when a prompt is built.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ NUM_SHOWN = 3
 def describe_repeated(prompts: Sequence[Prompt]) -> Iterator[str]:
     """Yield a sentence for ids that several prompts have, and one for contradicting gold answers.
 
-    An id of several prompts is no error, since a run resumes without it.
+    An id of several prompts is not an error, since a run resumes without it.
     """
     counts = Counter(prompt.id for prompt in prompts)
     if repeated := [repr(one) for one, number in counts.items() if number > 1]:

@@ -140,7 +140,7 @@ def shown_value(value: Any) -> str:
 
 
 def to_text(value: Any) -> str:
-    """Return a value as text; of a list of texts and numbers, that of a list of texts in JSON."""
+    """Return a value as text; a list of texts and numbers becomes a JSON list of texts."""
     if isinstance(value, list):
         return json.dumps([to_text(one) for one in value], ensure_ascii=False)
     # pandas turns a column of integers with a missing value into floats.
@@ -177,7 +177,7 @@ def missing_column(row: Row, role: Role, name: str | None) -> UserError:
 
 
 def about_last_turn(row: Row) -> str:
-    """Say what to do with a conversation that ends with the gold answer, as rows of SFT do."""
+    """Return advice on a conversation that ends with the gold answer, as in SFT data."""
     messages = row.columns.get("messages")
     last = messages[-1] if messages and isinstance(messages, list) else None
     if not isinstance(last, Mapping) or last.get("role") != "assistant":

@@ -13,7 +13,7 @@ from typing import Any
 from lit_grpo.types.spelling import did_you_mean
 
 MISSING = object()
-"""In place of a value where there is no such column."""
+"""Stands for a value where there is no such column."""
 
 
 def find_value(columns: Mapping[str, Any], name: str) -> Any:
@@ -47,7 +47,7 @@ def find_value(columns: Mapping[str, Any], name: str) -> Any:
 def failed_filter(columns: Mapping[str, Any], where: Mapping[str, Any]) -> str | None:
     """Return the name of the first filter that a prepared row does not pass; None if it passes all.
 
-    Besides the columns, there are ``prompt_characters``, ``answer_characters``, ``num_answers`` and
+    A filter names a column, ``prompt_characters``, ``answer_characters``, ``num_answers`` or
     ``gold_range``, the difference between the best and the worst gold score.
 
     Args:
@@ -87,7 +87,7 @@ def absent_column(where: Mapping[str, Any], rows: Collection[Mapping[str, Any]])
 
 
 def columns_of(where: Mapping[str, Any]) -> set[str]:
-    """Return the columns that the filters read, if they are there."""
+    """Return the columns that the filters read, if they exist."""
     tops = {re.split(r"\.|\[\]", name)[0] for name in where}
     found = (_DERIVED[name].of for name in where if name in _DERIVED)
     return {*where} | tops | {*chain.from_iterable(found)}

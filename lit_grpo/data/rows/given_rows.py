@@ -40,10 +40,10 @@ Source = str | GivenRows
 def as_sources(key: str, given: Any) -> list[Source]:
     """Return the sources that an argument of a data module names; dicts are the rows of one source.
 
-    So are those of a table that Arrow can read, such as a DataFrame of pandas.
+    So are the rows of a table that Arrow can read, such as a DataFrame of pandas.
 
     Raises:
-        UserError: it is no path, no rows, and no list of one kind of them.
+        UserError: it is neither a path, nor rows, nor a list of one kind of them.
     """
     if given is None:
         return []

@@ -46,7 +46,7 @@ def gold_answers(
     An answer that is a list of texts or numbers becomes ``["1/2", "0.5"]``.
 
     Raises:
-        UserError: a required answer is null, an answer is no text, or no row has the column that
+        UserError: a required answer is null, an answer is not a text, or no row has the column that
             the mapping names.
     """
     for row in rows:

@@ -18,7 +18,7 @@ _DATASET = re.compile(
 )
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _MISTYPED = 0.85
-"""Similarity of a name with that of a file from which it was meant, rather than a dataset's id."""
+"""Similarity with a file's name from which a name is taken for a typo, not a dataset's id."""
 
 
 def open_dataset(source: str, *, streaming: bool = False) -> tuple[str, Any]:
@@ -88,7 +88,7 @@ def _refuse_several_formats(source: str, directory: Path) -> None:
 
 
 def _refuse_left_out(source: str, directory: Path, split: str) -> None:
-    """Refuse a directory of whose files ``datasets`` reads only those with a split in the name."""
+    """Refuse a directory if ``datasets`` reads only its files with a split in the name."""
     import datasets
     from datasets.data_files import FILES_TO_IGNORE
 

@@ -11,7 +11,7 @@ from typing import Any
 from lit_grpo.types import UserError, parse_json
 
 MAX_LINE_BYTES = 100_000_000
-"""A longer line of a jsonl file is no row."""
+"""A longer line of a jsonl file is not a row."""
 
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 _ROWS_BETWEEN_CR = re.compile(rb"\}[ \t]*\r\s*\{")

@@ -34,8 +34,8 @@ class PreparedDir:
 
     path: Path
     manifest: Mapping[str, Any]
-    """Of each split ``rows`` and ``by_source``, their numbers in all and by source, under
-    ``splits``; and where the rows come from."""
+    """Under ``splits``, the numbers of rows of each split, in all (``rows``) and ``by_source``; and
+    where the rows come from."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ class PreparedDir:
         return tuple(self.manifest["splits"])
 
     def split(self, name: str) -> PreparedSplit:
-        """Return a split by its name, which is that of its file without ``.parquet``.
+        """Return a split by its name, which is its file's name without ``.parquet``.
 
         Raises:
             UserError: there is no such split, or its file is not the one that was written.
@@ -71,7 +71,7 @@ class PreparedDir:
 class PreparedSplit:
     """The rows of one split.
 
-    Besides the columns of their source, they have ``id``, ``source``, ``kind`` and ``text_hash``;
+    They have the columns of their source, and ``id``, ``source``, ``kind`` and ``text_hash``;
     a column that only another source has is null.
     """
 
@@ -95,7 +95,7 @@ class PreparedSplit:
             )
 
     def rows(self) -> Sequence[Row]:
-        """Return the rows, whose ids are those of the column ``id``."""
+        """Return the rows, with their ids from the column ``id``."""
         return [*self.stream()]
 
     def stream(self) -> Iterator[Row]:
@@ -165,7 +165,7 @@ class Holdout:
 
     @classmethod
     def of(cls, source: str) -> Holdout:
-        """Read a ``holdout_ids.json``, or that of a directory of prepared data.
+        """Read a ``holdout_ids.json``, or the one in a directory of prepared data.
 
         Raises:
             UserError: it is neither, or is damaged.
@@ -198,7 +198,7 @@ class Holdout:
         """Check that none of these rows is held out.
 
         Args:
-            rows: Of each row its id and the `text_hash` of each of its texts.
+            rows: The id of each row and the `text_hash` of each of its texts.
             source: What the rows are, for the message.
 
         Raises:

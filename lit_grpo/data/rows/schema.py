@@ -157,7 +157,7 @@ def _is_nested(kind: pa.DataType) -> bool:
 
 
 def _complete(kind: pa.DataType) -> pa.DataType:
-    """Return a type without nulls of no type, such as those of lists that are all empty."""
+    """Return a type without nulls of no type, which lists that are all empty have."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):

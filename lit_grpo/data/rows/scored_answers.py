@@ -86,5 +86,5 @@ def _as_list(columns: Mapping[str, Any], name: str) -> list[Any]:
 def _is_number(value: object) -> bool:
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer that is no float
+    except OverflowError:  # an integer that is not a float
         return False

@@ -29,7 +29,7 @@ class Row:
     source: str
     """The file or dataset, as written in the config."""
     number: int
-    """From 1; in jsonl the line number."""
+    """Number of the row, from 1; in jsonl the line number."""
     id: str
     columns: Mapping[str, Any]
 

@@ -86,7 +86,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a causal model, without dropout, from a directory or the Hub.
 
-    An adapter is merged into its base model, so that the reference is what training starts from.
+    An adapter is merged into its base model, so the reference is what training starts from.
 
     Args:
         key: The setting that names the path, for errors.

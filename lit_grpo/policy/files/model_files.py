@@ -35,7 +35,7 @@ takes: `transformers` would write files of 50 GB."""
 
 
 def file_bytes(total: int, largest: int, shard_bytes: int = SHARD_BYTES) -> int:
-    """Return the size of the largest file of a model, from that of its weights and its largest."""
+    """Return the size of a model's largest file, from the sizes of all weights and the largest."""
     return min(total, max(shard_bytes, largest))
 
 
@@ -149,7 +149,7 @@ def _write(
 
 
 def _write_shards(weights: Iterator[NamedTensor], folder: Path, shard_bytes: int) -> set[str]:
-    """Write the weights in place of earlier ones, with an index if there are several files.
+    """Write the weights, replacing earlier ones, with an index if there are several files.
 
     Returns:
         The names of the weights.

@@ -29,11 +29,11 @@ _SOURCES = "loaded_from"
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A path, and what was there when the model was loaded.
+    """A path, and a digest of its content when the model was loaded.
 
     Args:
         path: Directory or hub id.
-        digest: Of samples of the weights, or the commit of a hub id; None if it cannot be told.
+        digest: Hash of samples of the weights, or a hub id's commit; None if it cannot be told.
         is_read_again: Whether a resumed run needs its weights, which no checkpoint has.
     """
 
@@ -68,7 +68,7 @@ def refuse_changed(
 
     Args:
         sources: By the setting that names the path.
-        may_be_others: Whether a path may have been changed to that of another model.
+        may_be_others: Whether a path may have been changed to another model's.
 
     Raises:
         UserError: a model is another one, or has changed since the run read it.
@@ -97,7 +97,7 @@ def refuse_other_settings(checkpoint: Mapping[str, Any], computed_by: Mapping[st
     """Check that the weights of a checkpoint compute what they did in its run.
 
     Args:
-        computed_by: Those settings of the policy by their keys, as `Policy.computed_by`.
+        computed_by: The policy's settings for this by their keys, as `Policy.computed_by`.
 
     Raises:
         UserError: a setting is another one.

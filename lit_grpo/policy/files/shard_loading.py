@@ -37,7 +37,7 @@ def files_to_read_in_parts(path: str | None, lora: LoRA | None, **options: Any) 
     """Return the directory of files from which every rank can read its parts.
 
     None if each rank has to load the whole model: there are no safetensors files, their names or
-    shapes are not those of the model, or LoRA trains layers in full, which are copied from loaded
+    shapes differ from the model's, or LoRA trains layers in full, which are copied from loaded
     ones.
 
     Args:
@@ -58,7 +58,7 @@ def files_to_read_in_parts(path: str | None, lora: LoRA | None, **options: Any) 
 
 @rank_zero_only
 def warn_of_whole_load(model: PreTrainedModel) -> None:
-    """Say that every rank has loaded a whole model, and why that may be."""
+    """Warn that every rank has loaded a whole model, with the possible reasons."""
     log.warning(
         "Every rank has the whole policy in host memory (%.3g GiB each) before it keeps its part: "
         "an adapter is merged on loading, lora.modules_to_save is set, or the files are not "
@@ -89,7 +89,7 @@ def copy_without_weights(model: PreTrainedModel) -> PreTrainedModel:
 
 @torch.no_grad()
 def copy_shards(model: nn.Module, copied: PreTrainedModel, device: str) -> None:
-    """Give a sharded copy without weights those of its model, which is sharded alike."""
+    """Give a sharded copy without weights the weights of its model, which is sharded alike."""
     _allocate(copied, device)
     for one, current in zip(copied.parameters(), model.parameters(), strict=True):
         _shard(one).copy_(_shard(current))

@@ -6,7 +6,7 @@ token once. Every part runs in variable-length FlashAttention, which a GPU has f
 Softmax over the union of several sets of keys is the mean of the softmaxes over each, weighted by
 the exponentials of their log-sum-exps. No operator of torch has a gradient through its log-sum-exp,
 and none is needed: the backward pass of FlashAttention computes probabilities from the scores and
-the log-sum-exp, so that with those of the merged result each part gets its exact share of the
+the log-sum-exp. Given the log-sum-exps of the merged result, each part gets its exact share of the
 gradient (as in ring attention, arXiv 2310.01889).
 """
 

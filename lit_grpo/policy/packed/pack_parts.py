@@ -1,7 +1,7 @@
 """The parts of the attention within a pack that need no mask, as pairs of sequences.
 
 Every token sees its own row causally, and the whole prefix that its row shares. Rows that share the
-same prefix form one sequence, so that its keys are read once for all of them and never repeated.
+same prefix form one sequence, so its keys are read once for all of them and never repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Where = slice | Tensor
 class Part(NamedTuple):
     """S sequences of queries, each of which attends to the sequence of keys of the same number.
 
-    The form is that of variable-length attention: the sequences follow each other.
+    The form suits variable-length attention: the sequences follow each other.
     """
 
     queries: Where
@@ -128,7 +128,7 @@ def _offsets(lengths: Tensor) -> Tensor:
 
 
 def _compact(indices: Tensor) -> Where:
-    """Return a range, which needs no copy, in place of consecutive indices."""
+    """Return a range, which needs no copy, instead of consecutive indices."""
     first, last = int(indices[0]), int(indices[-1])
     if last - first + 1 == len(indices) and bool((indices.diff() == 1).all()):
         return slice(first, last + 1)

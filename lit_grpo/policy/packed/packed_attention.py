@@ -44,7 +44,7 @@ def packed_attention(
     """Return [1, T, heads, D] for queries, keys and values [1, heads, T, D] of a pack's tokens.
 
     Args:
-        attention_mask: The value of `_window` in place of a mask: how many tokens a token sees.
+        attention_mask: Instead of a mask, the value of `_window`: how many tokens a token sees.
 
     Raises:
         NotImplementedError: the model needs a feature that is missing here, or passes no blocks.
@@ -66,7 +66,7 @@ def packed_attention(
 
 
 _NOT_ATTENTION = {"cache_position", "position_ids", "sliding_window", "use_cache"}
-"""Arguments that do not affect the result; the window arrives in place of the mask."""
+"""Arguments that do not affect the result; the window arrives instead of the mask."""
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -135,7 +135,7 @@ def _disagreement(
 ) -> str | None:
     """Return why merged attention cannot be used, or None."""
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # that of a new thread is the first one
+        torch.cuda.set_device(device)  # a new thread's device is the first one
     packed = pack(_few_rows()).to(device)
     layout, num_tokens = packed.layout, packed.ids.shape[1]
     assert layout.rows is not None

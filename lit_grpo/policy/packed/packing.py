@@ -70,7 +70,7 @@ class Layout(NamedTuple):
     rows: Rows | None
     """None for ``torch.compile``, which needs fixed shapes: only the blocks have them."""
     derived: dict[Any, Any]
-    """What attention computes from this layout in its first layer, for all others."""
+    """Values that attention computes from this layout in its first layer, for all others."""
 
 
 class Pack(NamedTuple):
@@ -163,7 +163,7 @@ def is_worth_sharing(num_shared: Tensor, num_tokens: Tensor) -> Tensor:
     Less than an eighth of the row is not shared, because attention without a mask saves more.
 
     Args:
-        num_tokens: Of the row, without the last one.
+        num_tokens: Tokens of the row, without the last one.
     """
     return 8 * num_shared >= num_tokens
 

@@ -1,7 +1,7 @@
 """A reward for rubrics that the policy writes.
 
-A judge grades the stored answers of a row by the rubric; the closer its order is to that of the
-gold scores, the better. The judge sees the rubric and the answers, but no gold scores.
+A judge grades the stored answers of a row by the rubric. The reward grows as its order gets closer
+to the order of the gold scores. The judge sees the rubric and the answers, but no gold scores.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class RubricAlignmentReward(JudgedReward):
         """Return one vote on each answer, in order, though the judge sees them in random order."""
         places = list(range(len(answers)))
         # Shuffled, since files often have the best answer first and the policy may exploit that.
-        # Seeded by the rubric, so that the same question is found in a cache.
+        # Seeded by the rubric, so the same question is found in a cache.
         random.Random(repr((vote, context["rubric"]))).shuffle(places)
         items = [{"answer": answers[place]} for place in places]
         found = await self.examiner.examine(context, items, self.form, vote=vote)

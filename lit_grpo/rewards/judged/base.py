@@ -38,7 +38,7 @@ class JudgedReward(Reward):
     """Variables that the template must use."""
     reasoning = "strip"
     votes_differ: ClassVar[bool] = False
-    """Whether each vote has a different prompt, so that votes differ even at a temperature of 0."""
+    """Whether each vote has a different prompt, which lets votes differ even at temperature 0."""
     items_per_call: int = 1
     """Maximum number of items in a call."""
 

@@ -27,7 +27,7 @@ class RankingReward(JudgedReward):
     """The share of siblings that a completion is ranked above, from 0 to 1.
 
     Equal texts are shown once and share their value; if all are equal, it is 0.5. Answers are
-    shuffled for each vote, and every second vote shows the previous order in reverse, so that a
+    shuffled for each vote, and every second vote shows the previous order in reverse, so a
     judge's preference for a position cancels out.
 
     Args:
@@ -81,7 +81,7 @@ class RankingReward(JudgedReward):
     ) -> tuple[Finding, Mapping[str, float]]:
         """Ask for the order of a set, and return text -> share of the others it is above."""
         shown = sorted(texts)
-        # Seeded by the texts alone, so that the same question is found in a cache.
+        # Seeded by the texts alone, so the same question is found in a cache.
         random.Random(repr((vote // 2, shown))).shuffle(shown)
         if vote % 2:
             shown.reverse()

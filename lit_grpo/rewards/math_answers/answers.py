@@ -17,7 +17,7 @@ from lit_grpo.rewards.math_answers.quantities import (
 from lit_grpo.rewards.math_answers.structure import MAX_DEPTH, depth_of, items_of
 
 MAX_PARSED_CHARACTERS = 6000
-"""A longer text is no answer."""
+"""A longer text is not an answer."""
 MAX_CHARACTERS_WITH_UNIT = 500
 MAX_EXTRA_CHARACTERS = 1000
 """An answer that is longer than its gold by more is wrong."""

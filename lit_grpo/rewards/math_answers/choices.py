@@ -19,7 +19,7 @@ def is_choice(text: str) -> bool:
 
 
 def choice_in(line: str) -> str | None:
-    """Return the letter of the choice that a line starts with, if it names no other one."""
+    """Return the letter of the choice that a line starts with, if it names no other choice."""
     found = _CHOICE.fullmatch(_EMPHASIS.sub("", line))
     if found is None or _OTHER_CHOICE.search(found["rest"]):
         return None

@@ -40,7 +40,7 @@ async def are_equal(gold: Answer | None, answer: Answer | None, algebra: Algebra
     if len(golds.texts) > 1 and len(answers.texts) > 1:
         return await _are_equal_lists(golds, answers, algebra)
     if len(golds.texts) != len(answers.texts):
-        is_interval = len(golds.texts) + len(answers.texts) == 3  # the other one is a relation
+        is_interval = len(golds.texts) + len(answers.texts) == 3  # the other is a relation
         if not is_interval or golds.brackets == answers.brackets:
             return False
         return await algebra("is_equal", *_bare(gold.text, answer.text))

@@ -185,7 +185,7 @@ def _marks(text: str) -> list[re.Match[str]]:
 
 
 def _tagged_text(text: str) -> str | None:
-    """Return what stands in the last ``<answer>…</answer>``."""
+    """Return the content of the last ``<answer>…</answer>``."""
     if "</" not in text and "[/" not in text:
         return None
     end = None

@@ -33,7 +33,7 @@ NUMBER = (
 RATIO = r"\d+(?:(?::| : )\d+)+(?: ?[ap]\.?m\b\.?)?"
 """A ratio or a time of day, which is not a quotient."""
 
-# These words join numbers, so they are no units.
+# These words join numbers, so they are not units.
 _NO_UNIT = r"(?:or|and|to|plus|minus|times|over|mod|pi|sqrt|sin|cos|tan|log|ln|exp|through)\b"
 _POWER = r"(?: ?\^ ?\{?-?\d\}?)?"
 _ATTACHED = (

@@ -205,7 +205,7 @@ def _bare(text: str) -> str:
 
 
 def _about_placeholders(bad: Sequence[Prompt]) -> str:
-    """Say why a placeholder for a missing answer is refused, and how to keep it."""
+    """Return why a placeholder for a missing answer is refused, and how to keep it."""
     found = sorted({prompt.answer.strip() for prompt in bad if prompt.answer} & NULL_GOLDS)
     if not found:
         return ""

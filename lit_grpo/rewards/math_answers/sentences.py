@@ -38,7 +38,7 @@ _VERB = re.compile(
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}\s+[A-Za-z]{2,}")
 _COMMAND = re.compile(r"\\(?:text|mathrm|mbox|textbf) ?\{[^{}]*\}|\\\w+")
 _POWER = r"-?\d+(?:\.\d+)? ?\^ ?\{?-?\d+\}?"
-# A sign after a digit or a bracket is an operator, and an exponent is no number of its own.
+# A sign after a digit or a bracket is an operator, and an exponent is not a number of its own.
 _NUMBER = re.compile(
     rf"(?<!not )(?<![\d.,)}}\w^_])(?<![\^_]\{{)(?:{RATIO}|{_POWER}|{NUMBER})"
     r"|(?<!not )(?<![\^_\d.])(?<![\^_]\{)\d+(?:\.\d+)?",

@@ -31,8 +31,8 @@ _NAME = re.compile(
 class Items:
     """A list of answers.
 
-    Its brackets are ``()``, ``[)``, ``{}`` and so on, or empty. The name is that of the variable
-    whose values they are, or empty.
+    Its brackets are ``()``, ``[)``, ``{}`` and so on, or empty. The name belongs to the
+    variable whose values they are, or is empty.
     """
 
     brackets: str
@@ -50,7 +50,7 @@ def depth_of(text: str) -> int:
 
 
 def items_of(text: str) -> Items:
-    r"""Return the parts of a list; a text that is no list is the only part.
+    r"""Return the parts of a list; a text that is not a list is the only part.
 
     ``a \pm b`` are two parts. Equations for the same variable are its values.
     """

@@ -2,7 +2,7 @@
 
 LaTeX is parsed by math-verify's parser. Expressions are compared by their values at a few points,
 everything else by math-verify. Some formulas hang, so the caller needs a deadline. Nothing of this
-package is imported, so that workers start fast.
+package is imported, so workers start fast.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _are_equal(gold: Any, answer: Any) -> bool:
 
 
 def _is_truth_value(parsed: Any) -> bool:
-    """Return whether an equation has no variables, so that it is just true or false."""
+    """Return whether an equation has no variables, and so is just true or false."""
     return isinstance(parsed, BooleanAtom | Relational) and not parsed.free_symbols
 
 
@@ -208,7 +208,7 @@ def _are_equal_numbers(gold: Any, answer: Any, *, has_decimals: bool) -> bool:
 
 
 def _are_equal_relations(gold: Any, answer: Any) -> bool:
-    """Return whether one equation or inequality is a multiple of the other one."""
+    """Return whether one equation or inequality is a multiple of the other."""
     sides = [sympy.together(one.lhs - one.rhs) for one in (gold, answer)]
     if isinstance(gold, sympy.Eq):
         sides = [side.as_numer_denom()[0] for side in sides]

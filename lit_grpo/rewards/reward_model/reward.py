@@ -48,7 +48,7 @@ class ScorerReward(Reward):
         activation: Function applied to the logits: ``none``, ``sigmoid``, or ``softmax`` over the
             labels. Null for ``none`` with one label and ``softmax`` with several.
         device: ``auto`` for the current GPU, or the CPU without one; else a torch device.
-        dtype: Data type of the weights; ``auto`` for that of the checkpoint.
+        dtype: Data type of the weights; ``auto`` for the checkpoint's.
         batch_size: Maximum number of completions in a forward pass.
         max_tokens: Maximum length of prompt and completion together; null for the model's limit.
         trust_remote_code: Whether to run the model code of a hub repository.

@@ -1,1 +1,1 @@
-"""Score rollout steps: run the rewards while generation goes on, and decide which rows count."""
+"""Score rollout steps: run the rewards during generation, and decide which rows count."""

@@ -2,7 +2,7 @@
 ``Score``, which has either a finite value or the outcome that says why there is none.
 
 A failure that looks like a mistake in the reward's code is marked as a bug. Of a sync reward it is
-permanent; an async one may wait for a service, whose unexpected reply looks like a bug, too.
+permanent; an async one may wait for a service, whose unexpected reply also looks like a bug.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ class Reasoning:
     """The tags around a policy's reasoning, such as ``<think>`` and ``</think>``.
 
     The answer is the text after the last tag. It is empty if that tag opens a thought that never
-    ends. Text between two thoughts is not part of it: the policy went on thinking.
+    ends. Text between two thoughts is not part of it: the policy resumed thinking.
 
     Example::
 
@@ -30,7 +30,7 @@ class Reasoning:
     def answer(self, prompt: Prompt, completion: Completion) -> Completion:
         """Return the completion without its reasoning, or itself if it has none.
 
-        Its tokens are then those of the answer's text; their logprobs and versions are unknown.
+        It then has the tokens of the answer's text; their logprobs and versions are unknown.
         """
         text = completion.text
         if self.open_tag not in text and self.close_tag not in text and not self.starts_in(prompt):
@@ -59,7 +59,7 @@ class Reasoning:
         return text.removeprefix(opening)
 
     def check(self) -> None:
-        """Check that the tags stand in the text of completions.
+        """Check that the tags appear in the text of completions.
 
         Raises:
             UserError: the tokenizer leaves one out of the text.

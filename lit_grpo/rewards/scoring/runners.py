@@ -155,7 +155,7 @@ async def _attempt_async(call: Call) -> tuple[Score, ...]:
         async with asyncio.timeout(limit) as deadline:
             result = await cast(Awaitable[object], call.invoke())
         return call.as_scores(result, time.perf_counter() - start)
-    except BaseException as error:  # user code may raise anything, and the loop must go on
+    except BaseException as error:  # user code may raise anything, and the loop must continue
         task = asyncio.current_task()
         if isinstance(error, GeneratorExit) or (task is not None and task.cancelling()):
             raise
@@ -238,7 +238,7 @@ def _attempt(call: Call) -> tuple[Score, ...]:
             result.close()
             raise TypeError("a sync reward returned a coroutine; define it with async def")
         return call.as_scores(result, time.perf_counter() - start)
-    except BaseException as error:  # user code may raise anything, and the thread must go on
+    except BaseException as error:  # user code may raise anything, and the thread must continue
         return call.failed(error, time.perf_counter() - start)
 
 

@@ -244,7 +244,7 @@ class Scoring:
         return [reward.name for reward in counted(self._rewards)]
 
     def cancel(self) -> None:
-        """Abandon the step: calls that have not started are skipped."""
+        """Abandon the step: calls that were not started are skipped."""
         self._is_cancelled = True
 
     @property

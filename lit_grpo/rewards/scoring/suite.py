@@ -141,10 +141,10 @@ class RewardSuite:
                 )
 
     def check_only_sources(self, sources: Sequence[str]) -> None:
-        """Check that the sources that rewards are for are those of the mixture.
+        """Check that the sources that rewards name belong to the mixture.
 
         Raises:
-            UserError: one is unknown, so that its reward would score nothing.
+            UserError: one is unknown, so its reward would score nothing.
         """
         rule = ", ".join(sources) or "no source, since the data is no mixture"
         for reward in self.rewards:

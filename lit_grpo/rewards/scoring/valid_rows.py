@@ -26,7 +26,7 @@ def combine(rewards: Sequence[Reward], groups: Iterable[Group]) -> RolloutBatch:
     """Sum each row's values with the weights of their rewards, and mark the valid rows.
 
     The reward of an invalid row is NaN. The row is logged but excluded from the group mean and the
-    loss, so that a failure never acts as a zero. Rewards with weight 0 are only monitored; the
+    loss, so a failure never acts as a zero. Rewards with weight 0 are only monitored; the
     others decide:
 
     1. A row without a completion (the engine failed to sample it) is not valid.

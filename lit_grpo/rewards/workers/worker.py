@@ -1,7 +1,7 @@
 """The main program of a worker process, which calls the functions of one file.
 
 Calls arrive pickled on stdin, answers leave as JSON on the original stdout. The worker and its
-child processes end at EOF on stdin. It imports nothing of this package, so that it starts fast.
+child processes end at EOF on stdin. It imports nothing of this package, so it starts fast.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def guard(worker: int) -> int:
     """Kill the worker's process group when the worker ends, at SIGTERM, or without the trainer.
 
     A timer in the worker could not do this, since user code may hold the interpreter or set timers
-    itself. Return the worker's exit code as shells do: 128 + n if signal n killed it.
+    itself. Return the worker's exit code in the form of shells: 128 + n if signal n killed it.
     """
     trainer = os.getppid()
 
@@ -103,7 +103,7 @@ def answer_call(file: str, call: bytes) -> bytes:
     try:
         name, *arguments = pickle.loads(call)
         return json.dumps({"result": load(file)[name](*arguments)}).encode()
-    except BaseException as error:  # user code may raise anything, and the worker must go on
+    except BaseException as error:  # user code may raise anything, and the worker must continue
         text = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]
         return json.dumps({"error": text}).encode()
 

@@ -1,6 +1,6 @@
 """Remove rows from buffers in place: the last rows move into the places of removed ones.
 
-Most rows stay where they are, so that little is copied.
+Most rows stay where they are, so little is copied.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ class Compaction:
     """The moves that remove some of N rows.
 
     Args:
-        stays: [N] True on the rows that stay, on the CPU, so that the host waits for nothing.
-        device: Of the buffers.
+        stays: [N] True on the rows that stay; on the CPU, so that the host waits for nothing.
+        device: Device of the buffers.
     """
 
     def __init__(self, stays: Tensor, device: torch.device) -> None:

@@ -24,7 +24,7 @@ from lit_grpo.types.keywords import checks_keywords
 
 @checks_keywords
 class HFEngine(RolloutEngine):
-    """Sample from the policy itself, so that its weights are never stale.
+    """Sample from the policy itself, so the weights are never stale.
 
     Args:
         max_concurrent: Completions sampled at the same time; bounds the key-value cache.
@@ -59,7 +59,7 @@ class HFEngine(RolloutEngine):
     ) -> Iterator[tuple[int, Completion]]:
         """Sample prompts of similar length together, longest first.
 
-        Each row has its own stream of random numbers, so that a completion does not depend on the
+        Each row has its own stream of random numbers, so a completion does not depend on the
         other rows of its batch.
         """
         generator = torch.Generator().manual_seed(seed)
@@ -168,7 +168,7 @@ def _draw(probabilities: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
 
 
 def _possible(drawn: Tensor, probabilities: Tensor) -> Tensor:
-    """Return [R] drawn tokens, with the most likely one in place of a token of probability 0.
+    """Return [R] drawn tokens, with any token of probability 0 replaced by the most likely one.
 
     The parallel sum of a GPU may decrease by a rounding error, where such a token may be drawn.
     """

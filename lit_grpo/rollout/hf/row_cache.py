@@ -57,7 +57,7 @@ class RowLayer(DynamicLayer):
         self._enlarge(origin)
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens so far, including those of a prompt that is shared."""
+        """Return the number of tokens so far, including a shared prompt's."""
         return self._num_shared + self._length
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
@@ -150,7 +150,7 @@ class RowCache:
 
         Args:
             running: On the CPU, as is the result, so that the host waits for nothing.
-            device: Of the keys and values.
+            device: Device of the keys and values.
         """
         moves = Compaction(running, device)
         rows = moves.rows.to(device, non_blocking=True)

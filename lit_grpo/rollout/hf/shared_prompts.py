@@ -1,6 +1,6 @@
 """Attention to prompts that the rows of a group share, on a CPU, for one new token per row.
 
-A row has the keys and values of its own tokens only; those of its prompt exist once. Attention runs
+A row has the keys and values of its own tokens only; its prompt's exist once. Attention runs
 over both parts separately, and the results are merged by their log-sum-exps, so that each token
 reads a prompt once instead of once per row.
 """

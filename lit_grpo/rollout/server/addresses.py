@@ -13,7 +13,7 @@ def check_servers(launch: Launch | None, urls: Sequence[str], directory: str | N
     """Check which servers to use, and that they can read the directory.
 
     Raises:
-        UserError: these settings contradict each other, or a url is no address.
+        UserError: these settings contradict each other, or a url is not an address.
     """
     if launch is not None and urls:
         raise UserError(

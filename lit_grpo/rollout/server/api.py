@@ -26,7 +26,7 @@ class Launch:
     Args:
         num_servers: Number of servers.
         python: Interpreter of the environment that has the server; null for the trainer's.
-        program: Command that takes the server's options, in place of ``python -m`` and its module:
+        program: Command that takes the server's options, instead of ``python -m`` and its module:
             a container, or a launcher such as ``["srun", "python", "-m", "sglang.launch_server"]``.
         host: Address to listen on, in a private network if processes on other machines need it.
         port: Port of the first server; the others use the following ones. Null for free ports.
@@ -95,7 +95,7 @@ class ServedModel:
     path: str
     """Directory or hub id."""
     tokenizer: str
-    """Directory; the tokenizer may differ from the one beside the weights."""
+    """Directory; the tokenizer may differ from the one next to the weights."""
     dtype: str
     adapter_rank: int | None
     """Largest rank of the adapters that will be sent to it; None if full weights are sent."""
@@ -110,7 +110,7 @@ class ServerAPI(ABC):
     """
 
     requirements: str
-    """What an externally started server must have been started with."""
+    """Options that an externally started server must have been started with."""
 
     package: str = ""
     """The Python package that has the server; empty if it is not known."""
@@ -175,14 +175,14 @@ class ServerAPI(ABC):
         """Yield (index of a sample, the sample so far) whenever one has new tokens.
 
         Args:
-            request: One of those that ``split`` returned, so its seeds are consecutive.
+            request: One of the requests that ``split`` returned, so its seeds are consecutive.
         """
 
     @abstractmethod
     async def update_weights(
         self, endpoint: Endpoint, update: WeightUpdate, seconds: float
     ) -> None:
-        """Make the server sample with new weights; running requests continue with those."""
+        """Make the server sample with new weights; running requests continue with them."""
 
     async def unload_adapter(  # noqa: B027 - optional
         self, endpoint: Endpoint, update: WeightUpdate, seconds: float

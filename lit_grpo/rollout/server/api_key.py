@@ -58,7 +58,7 @@ def choose_key(variable: str | None, *, is_launched: bool, key: str = ENGINE) ->
         key: Where the setting is in a config, for the error.
 
     Raises:
-        UserError: the variable is not set, or holds something that is no key.
+        UserError: the variable is not set, or holds something that is not a key.
     """
     if variable is None:
         return secrets.token_hex(32) if is_launched else None

@@ -50,7 +50,7 @@ class EngineDirectory:
         if self._is_rank_zero:
             self.path.mkdir(parents=True, exist_ok=True)
             mark.touch()
-        gather_objects(None)  # the mark is there
+        gather_objects(None)  # the mark exists
         found = gather_objects((socket.gethostname(), mark.exists()))
         if self._is_rank_zero:
             mark.unlink(missing_ok=True)

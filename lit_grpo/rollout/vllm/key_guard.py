@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 OPEN_PATHS = ("/health", "/metrics")
-"""Paths that need no key, for monitoring; SGLang leaves these open, too."""
+"""Paths that need no key, for monitoring; SGLang also leaves these open."""
 
 
 class KeyGuard:

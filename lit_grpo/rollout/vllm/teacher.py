@@ -173,7 +173,7 @@ class VLLMTeacher(Teacher):
         server = _Server(
             endpoint=endpoint,
             model=name,
-            max_positions=length - 1,  # a request samples a token, too
+            max_positions=length - 1,  # a request also samples a token
             slots=asyncio.Semaphore(self.max_concurrency),
         )
         prompt = {"model": name, "prompt": text, "add_special_tokens": False}

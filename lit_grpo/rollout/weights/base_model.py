@@ -24,7 +24,7 @@ def base_model(policy: SampledPolicy, directory: Path, *, is_writer: bool = True
 
 
 def save_tokenizer(policy: SampledPolicy, directory: Path) -> str:
-    """Write the policy's tokenizer, which may differ from the one beside its weights."""
+    """Write the policy's tokenizer, which may differ from the one next to its weights."""
     policy.tokenizer.save_pretrained(str(directory))
     policy.model.config.save_pretrained(str(directory))
     return str(directory)

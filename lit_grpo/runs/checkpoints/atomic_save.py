@@ -53,7 +53,7 @@ def settle(directory: Path) -> None:
 
 
 def find_leftovers(directory: Path) -> list[Path]:
-    """Return the files and directories of saves that have not ended, one that runs included."""
+    """Return the files and directories of unfinished saves, including one that is running."""
     found = (path for path in directory.glob("*.ckpt.*") if LEFTOVER.search(path.name))
     return sorted(path for path in found if not path.is_symlink())
 
@@ -115,7 +115,7 @@ def _put_back_manifest(manifest: Path) -> None:
 def _locked(directory: Path, seconds: float) -> Iterator[bool]:
     """Wait for the lock of a directory, and yield whether it is held; never on some file systems.
 
-    The system releases it if the process is killed. Like that of a run, it does not pass to
+    The system releases it if the process is killed. Like a run's lock, it does not pass to
     processes that are forked.
     """
     deadline = time.monotonic() + seconds

@@ -33,10 +33,10 @@ SUMMARY = {"reward/mean": "reward", "val/accuracy": "accuracy", "sft/loss": "los
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What is known of a checkpoint without reading it, ``step_000120.ckpt.json``."""
+    """Facts about a checkpoint, known without reading it: ``step_000120.ckpt.json``."""
 
     size: int
-    """In bytes."""
+    """Size in bytes."""
     sha256: str
     is_finite: bool
     """Whether all weights are finite numbers."""
@@ -46,9 +46,9 @@ class Manifest:
     time: str = ""
     """When it was written, as ISO 8601."""
     chosen: str = ""
-    """When a user chose to go on from it, rather than from later ones; empty if never."""
+    """When a user chose to resume from it, rather than from later ones; empty if never."""
     trouble: str = ""
-    """What a callback had noticed that may make the run useless; empty for a healthy run."""
+    """Trouble noticed by a callback that may make the run useless; empty for a healthy run."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Main metrics of the last steps."""
 
@@ -111,7 +111,7 @@ def newest_first(directory: Path, pattern: str) -> list[Path]:
 def _when_written(checkpoint: Path) -> tuple[float, int]:
     """Return when a checkpoint was written or chosen, and its step, by its manifest.
 
-    The time of the file would be that of a copy.
+    The file's own time may be the time of a copy.
     """
     manifest = read_manifest(checkpoint)
     time = "" if manifest is None else manifest.chosen or manifest.time
@@ -121,7 +121,7 @@ def _when_written(checkpoint: Path) -> tuple[float, int]:
 
 
 def choose(checkpoint: Path) -> None:
-    """Let a checkpoint count as the one that was written last, so that a run goes on from it."""
+    """Make a checkpoint count as the one written last, so that a run resumes from it."""
     manifest = read_manifest(checkpoint)
     if manifest is not None:
         write_manifest(replace(manifest, chosen=now("milliseconds")), checkpoint.resolve())
@@ -151,7 +151,7 @@ def why_unusable(checkpoint: Path, *, reads_all: bool = False) -> str:
     """Return why a checkpoint cannot be used; empty if it can.
 
     Args:
-        reads_all: Whether to compare the content, too, which takes as long as loading it.
+        reads_all: Whether to compare the content as well, which takes as long as loading it.
     """
     is_whole = is_complete if checkpoint.is_dir() else zipfile.is_zipfile
     if not is_whole(checkpoint):
@@ -178,7 +178,7 @@ def read_checkpoint(path: Path, *, with_optimizers: bool = True) -> dict[str, An
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return a checkpoint; that of a sharded model without its tensors."""
+    """Return a checkpoint; a sharded model's comes without its tensors."""
     return read_others(path) if path.is_dir() else read_checkpoint(path)
 
 
@@ -189,7 +189,7 @@ def size_of(checkpoint: Path) -> int:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the hash of a file, or that of the names and hashes in a directory."""
+    """Return the hash of a file, or of the names and hashes in a directory."""
     if path.is_dir():
         lines = (f"{one.name} {sha256_of(one)}\n" for one in sorted(path.iterdir()))
         return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -28,8 +28,8 @@ def validates_next(trainer: L.Trainer) -> bool:
 def settle_validation(loops: dict[str, Any]) -> None:
     """Count no batch of a finished validation as left undone.
 
-    Lightning resets ``current`` alone when it goes back to a validation that was left, so that
-    ``total`` stays one batch ahead. Later resumes of the run would repeat their validation, too.
+    Lightning resets ``current`` alone when it goes back to a validation that was left, so
+    ``total`` stays one batch ahead. Later resumes of the run would also repeat their validation.
     """
     progress = loops["epoch_loop.val_loop.batch_progress"]
     total, current = progress["total"], progress["current"]
@@ -48,8 +48,8 @@ def undo_end(loops: dict[str, Any], trainer: L.Trainer, has_left_validation: boo
 
     From the end of training a resume is not exact: Lightning counts the epoch as finished even when
     it was cut short, drops the position of the data loader, and may count a step twice. A step that
-    was left undone is not counted, so that a resumed run repeats it. A validation that was left
-    stands in its first batch, so that Lightning goes back to it.
+    was left undone is not counted, so a resumed run repeats it. A validation that was left
+    stands in its first batch, so Lightning goes back to it.
     """
     undo_completed_batch(loops)
     for span in ("total", "current"):

@@ -42,10 +42,10 @@ def find_checkpoint(name: str, run_dir: Path, *, is_evaluated: bool = False) -> 
 
     ``best`` is that by the ``monitor`` of `Checkpoints`, or else of Lightning's `ModelCheckpoint`.
     ``auto`` is the same as ``last``, and None if the run has no checkpoint yet. A run whose
-    checkpoints are all damaged is refused, too: to start it again would overwrite what it has.
+    checkpoints are all damaged is also refused: to start it again would overwrite what it has.
 
     Args:
-        is_evaluated: Whether it will be evaluated; then ``auto`` needs a checkpoint, too.
+        is_evaluated: Whether it will be evaluated; then ``auto`` also needs a checkpoint.
 
     Raises:
         UserError: there is none, or it cannot be used.
@@ -75,7 +75,7 @@ def find_checkpoint(name: str, run_dir: Path, *, is_evaluated: bool = False) -> 
 
 
 def _checked(name: str) -> str:
-    """Return a path after checking that it is that of an intact checkpoint."""
+    """Return a path after checking that it leads to an intact checkpoint."""
     if "://" not in name and not Path(name).exists():
         there = [one.name for one in newest_first(Path(name).parent, "*.ckpt")]
         listed = f" In {Path(name).parent} are {list_some(there, 5)}." if there else ""
@@ -140,7 +140,7 @@ def _refuse_ended(run_dir: Path) -> None:
     """Check that a run without a checkpoint was killed before its first one.
 
     Raises:
-        UserError: it has ended, so that a new start would overwrite what it has trained.
+        UserError: it has ended, so a new start would overwrite what it has trained.
     """
     ends = [one for one in read_events(run_dir) if one.kind in ("stop", "done") and one.step]
     if ends or (run_dir / "final").exists():
@@ -217,7 +217,7 @@ def _record_damage(run_dir: Path, damaged: Mapping[str, str], used: Path) -> Non
 def refuse_unfit(
     checkpoint: str, *, is_grpo: bool, max_steps: int = -1, max_epochs: int | None = None
 ) -> None:
-    """Check that a run can go on from a checkpoint, before a model is loaded.
+    """Check that a run can resume from a checkpoint, before a model is loaded.
 
     A checkpoint that is not on this machine passes.
 
@@ -256,7 +256,7 @@ def refuse_unfit(
 
 
 def refuse_unlike(checkpoint: str | Path | None) -> None:
-    """Check that all ranks go on from the same checkpoint; every rank must call this.
+    """Check that all ranks resume from the same checkpoint; every rank must call this.
 
     Machines that do not share the run directory may have different ones, and those without would
     begin at the first step.
@@ -287,7 +287,7 @@ def refuse_used(run_dir: Path, resume_with: str) -> None:
     """Check that a new run would overwrite nothing.
 
     Args:
-        resume_with: The command or call that resumes the run that is there.
+        resume_with: The command or call that resumes the existing run.
 
     Raises:
         UserError: the directory already holds a run.

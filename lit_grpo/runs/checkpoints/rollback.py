@@ -30,14 +30,14 @@ def roll_back(
 ) -> Path | None:
     """Restore the policy and the optimizer from the newest healthy checkpoint; return its path.
 
-    Everything else goes on: the position in the data, the counts of steps, the schedule of the
+    Everything else continues: the position in the data, the counts of steps, the schedule of the
     learning rate, the seeds, the budgets of the rewards. Every rank must call this. Return None,
     and change nothing, if there is no such checkpoint.
 
     Args:
         before_step: Finished rollout steps at which the weights are known to be bad. A checkpoint
             from before is preferred to one from this step.
-        passed_over: First and last steps of checkpoints that are not used: those of a part of the
+        passed_over: First and last steps of checkpoints that are not used, from a part of the
             run that an earlier rollback has left.
         only_before: Whether a checkpoint from this step or later is not used at all.
     """
@@ -49,7 +49,7 @@ def roll_back(
         return None
     settings = [_settings(optimizer) for optimizer in trainer.optimizers]
     checkpoint = trainer.strategy.load_checkpoint(path, weights_only=False)
-    # Of this very run, so that only frozen weights can be missing: they are read from elsewhere.
+    # Of this very run, so only frozen weights can be missing: they are read from elsewhere.
     trainer.strategy.load_model_state_dict(checkpoint, strict=False)
     trainer.strategy.load_optimizer_state_dict(checkpoint)
     _apply_settings(trainer, settings)
@@ -67,12 +67,12 @@ class RollbackHistory:
     """The rollbacks of a run, in finished rollout steps, and the checkpoints to pass over."""
 
     rollbacks: list[tuple[int, int]] = field(default_factory=list)
-    """The step at which each was made, and that of its checkpoint."""
+    """The step at which each was made, and its checkpoint's step."""
     passed_over: list[tuple[int, int]] = field(default_factory=list)
     """First and last steps of the checkpoints that rollbacks have left."""
 
     def last_without_effect(self, begin: int) -> tuple[int, int] | None:
-        """Return the last rollback if trouble from this step on was there before it, else None."""
+        """Return the last rollback if trouble from this step on began before it, else None."""
         if self.rollbacks and begin <= self.rollbacks[-1][0]:
             return self.rollbacks[-1]
         return None

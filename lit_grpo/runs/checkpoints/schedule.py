@@ -77,7 +77,7 @@ class Checkpoints(Callback):
             ``val/accuracy``; null writes none.
         mode: Whether the highest or the lowest value is the best.
         dirpath: Directory of the checkpoints; null is ``checkpoints`` in the run directory.
-        in_background: Write the checkpoints of ``fsdp2`` while training goes on. Each rank needs
+        in_background: Write the checkpoints of ``fsdp2`` while training continues. Each rank needs
             host memory for a copy of its part. Others are written at once, with a warning.
 
     Raises:
@@ -121,7 +121,7 @@ class Checkpoints(Callback):
         self._has_healthy = False
         """Whether the run has a checkpoint from before any trouble."""
         self._moment: Literal["step", "validation", "end"] = "step"
-        """What has just ended."""
+        """The part of training that has just ended."""
         self._validates_after = False
         """Whether a validation belongs to the end of this step."""
         self._validated_step = -1
@@ -256,7 +256,7 @@ class Checkpoints(Callback):
         trainer.strategy.barrier("Checkpoints")
 
     def _settle(self, path: Path) -> None:
-        """Link the newest checkpoint, and remove those that are no longer wanted."""
+        """Link the newest checkpoint, and remove checkpoints that are no longer wanted."""
         link_last(path)
         self._remove_old()
 
@@ -279,7 +279,7 @@ class Checkpoints(Callback):
         checkpoint["summary"] = {
             "rollout_step": num_finished_steps(trainer),
             "optimizer_step": trainer.global_step,
-            "time": now("milliseconds"),  # tells those of one second apart
+            "time": now("milliseconds"),  # tells checkpoints of one second apart
             "trouble": trouble_of(trainer),
             "metrics": metrics,
         }
@@ -310,7 +310,7 @@ class Checkpoints(Callback):
         self.best = state_dict["best"]
 
     def _sharing_callbacks(self, trainer: L.Trainer) -> list[ModelCheckpoint]:
-        """Return the callbacks that write ``last.ckpt``, too."""
+        """Return the other callbacks that also write ``last.ckpt``."""
         return [
             other
             for other in trainer.checkpoint_callbacks

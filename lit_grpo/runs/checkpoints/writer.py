@@ -40,7 +40,7 @@ _OF_SHARDS = {"state_dict", "optimizer_states", WRITE}
 
 
 class CheckpointWriter(TorchCheckpointIO):
-    """Write checkpoints beside their targets, tensor by tensor, and move them into place.
+    """Write checkpoints next to their targets, tensor by tensor, and move them into place.
 
     A kill or a full disk leaves the earlier checkpoint of that name. What a killed process has left
     is removed by the next save. Lightning would copy the whole checkpoint in memory first. Each one
@@ -114,7 +114,7 @@ class CheckpointWriter(TorchCheckpointIO):
                 is_finite=_is_finite(checkpoint["state_dict"]),
                 **checkpoint.get("summary", {}),
             )
-            # Without one until the new one is there: the old one would call the new file damaged.
+            # No manifest until the new one exists: the old one would call the new file damaged.
             manifest_path(target).unlink(missing_ok=True)
             os.replace(partial, target)
             write_manifest(manifest, target)

@@ -102,7 +102,7 @@ def _num_tokens(path: Path | None) -> int | None:
 
 
 def read_completions(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return those of the columns that a file has; without a choice all of them.
+    """Return the given columns, as far as a file has them; by default all of its columns.
 
     Raises:
         UserError: the file is damaged.

@@ -18,7 +18,7 @@ MARKS = (
     *("config.yaml", "metrics.csv", "run.log", "events.jsonl", "run.lock"),
     *("completions", "checkpoints"),
 )
-"""What a run directory has, at least one of it also before the first step is finished."""
+"""Entries of a run directory; at least one exists before the first step is finished."""
 
 
 class ConfigFile(Callback):
@@ -65,7 +65,7 @@ def argument(values: Any, *names: str) -> Any:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a directory is that of a run."""
+    """Return whether a directory is a run's."""
     return any((path / name).exists() for name in MARKS)
 
 

@@ -32,15 +32,15 @@ class Event:
     """Name of the cause in ``diagnostics.causes``; empty if nothing was wrong. A stop that a
     callback of the user's has chosen has its exit code, such as ``exit_code_20``."""
     directory: str = ""
-    """Of a start or a resumption the working directory."""
+    """The working directory, for a start or a resumption."""
     held_out: str = ""
-    """Of a start or a resumption the hash of the held-out prompts, if there are any."""
+    """The hash of the held-out prompts, if any, for a start or a resumption."""
     policy: str = ""
-    """Of a start or a resumption the path or Hub id of the policy, if it has one."""
+    """The path or Hub id of the policy, if it has one, for a start or a resumption."""
     changes: list[str] = field(default_factory=list)
-    """Of a resumption what is otherwise than before, ``model.group_size: 4 -> 8``."""
+    """Changes since before a resumption, such as ``model.group_size: 4 -> 8``."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Of a start or a resumption checksums of what decides what is learned, by section."""
+    """Section -> checksum of what decides what is learned, for a start or a resumption."""
 
 
 def now(timespec: str = "seconds") -> str:

@@ -35,7 +35,7 @@ def num_finished_steps(trainer: L.Trainer) -> int:
 
 
 def is_resumed(trainer: L.Trainer) -> bool:
-    """Return whether a training goes on, also from a checkpoint without finished steps."""
+    """Return whether a training is resumed, also from a checkpoint without finished steps."""
     return num_finished_steps(trainer) > 0 or bool(trainer.ckpt_path)
 
 
@@ -78,7 +78,7 @@ class EventsFile(Callback):
         """Whether a training of this process has begun."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Tell the module with which settings the run last went on."""
+        """Tell the module with which settings the run was last resumed."""
         take = getattr(pl_module, "take_last_start", None)
         if stage == "fit" and take is not None:
             starts = read_starts(self.run_dir) if trainer.is_global_zero else []

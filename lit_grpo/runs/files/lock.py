@@ -33,7 +33,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         return
     with file:
         try:
-            # Unlike that of flock, this lock does not pass to processes that are forked.
+            # Unlike flock's, this lock does not pass to processes that are forked.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             file.seek(0)

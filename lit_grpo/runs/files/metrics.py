@@ -39,7 +39,7 @@ class MetricsFile(Logger, Callback):
     """
 
     step_before_training = -1
-    """Of a validation before training, so that none after the first step replaces it."""
+    """Step of a validation before training, which no later validation then replaces."""
 
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__()
@@ -49,12 +49,12 @@ class MetricsFile(Logger, Callback):
         self._columns = list(FIRST_COLUMNS)
         self._num_resumes = 0
         self._is_new = False
-        """Whether a training has begun that is no resumption."""
+        """Whether a training has begun that is not resumed."""
         self._rows: dict[int, Row] | None = None
         self._earlier_steps: set[int] = set()
         """Steps that an earlier process wrote; empty once this one has trained a step."""
         self._evaluated: dict[int, Row] = {}
-        """What was measured before the first step of this process, whose row keeps it."""
+        """Values measured before the first step of this process, whose row keeps them."""
         self._last_row_at: int | None = None
         """Offset of the last row in the file; None if the whole file must be rewritten."""
         self._finished: int | None = None
@@ -63,11 +63,11 @@ class MetricsFile(Logger, Callback):
         self._is_training = True
         """False in ``validate`` and ``test``, which do not belong to the run."""
         self._held: dict[int, Row] = {}
-        """What has been logged of steps that are not finished."""
+        """Values logged for steps that are not finished."""
 
     @property
     def name(self) -> str:
-        """Empty, as ``version``, so that Lightning uses ``save_dir`` as the run directory."""
+        """Empty, like ``version``, so that Lightning uses ``save_dir`` as the run directory."""
         return ""
 
     @property
@@ -102,7 +102,7 @@ class MetricsFile(Logger, Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._is_training = stage == "fit"
-        # A run that was left in its first step has begun, and no row says so.
+        # A run that was left in its first step has begun, but has no row.
         self._num_resumes = len(read_starts(self.path.parent))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -237,7 +237,7 @@ def _read(path: Path) -> tuple[list[str], dict[int, Row]]:
 
 
 def _is_evaluation(values: Mapping[str, float]) -> bool:
-    """Return whether values, or those of a row, are not from a training step."""
+    """Return whether values, or a row's values, are not from a training step."""
     return all(name.startswith(("val/", "test/")) or name in NOT_MEASURED for name in values)
 
 

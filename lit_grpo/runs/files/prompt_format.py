@@ -24,17 +24,17 @@ KINDS = ("PromptData", "StreamData", "AdditionData")
 
 
 def write_prompt_format(directory: Path, trainer: L.Trainer) -> None:
-    """Write the format of a training's prompts beside its model, if the data has these settings."""
+    """Write the format of a training's prompts next to its model, if the data has such settings."""
     if (settings := _format_of(trainer)) is not None:
         (directory / FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 @rank_zero_only
 def warn_of_other_format(trainer: L.Trainer, path: str | None) -> None:
-    """Warn if a policy was trained on prompts of another format than those of this run.
+    """Warn if a policy was trained on prompts of another format than this run's.
 
     Args:
-        path: Of the initial policy.
+        path: Path of the initial policy.
     """
     now = _format_of(trainer)
     then = _read(Path(path) / FILE) if path is not None else None

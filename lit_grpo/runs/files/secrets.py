@@ -39,7 +39,7 @@ def change_without_secrets(change: str) -> str:
 
 
 def _parsed(text: str) -> Any:
-    """Return what was written as a text: a number, such as that of ``max_tokens``, is no secret."""
+    """Return the value that a text stands for: a number, such as ``max_tokens``, is no secret."""
     try:
         return literal_eval(text)
     except (ValueError, TypeError, SyntaxError):

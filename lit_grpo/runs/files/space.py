@@ -46,7 +46,7 @@ def checkpoint_bytes(checkpoint: Mapping[str, Any]) -> tuple[int, int]:
     """Return the size of a checkpoint's tensors, and the host memory that writing them takes.
 
     Of a sharded one, this rank's share.
-    A tensor on an accelerator is copied to host memory, one at a time; one that is there is not.
+    A tensor on an accelerator is copied to host memory, one at a time; one on the host is not.
     """
     tensors = {one.data_ptr(): one for one in _tensors(checkpoint)}.values()
     copied = [one.nbytes for one in tensors if one.device.type != "cpu"]

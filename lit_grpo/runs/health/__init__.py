@@ -1,1 +1,1 @@
-"""What goes wrong in a run, and what is done about it."""
+"""Trouble in a run, and what is done about it."""

@@ -43,7 +43,7 @@ NUM_REMEMBERED = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Finding:
-    """What is wrong with a step."""
+    """Something that is wrong with a step."""
 
     message: str
     num_steps: int
@@ -56,7 +56,7 @@ class HealthMonitor(Callback):
     """Look for causes of trouble after every rollout step, and act on those that last.
 
     It knows the causes in ``docs/troubleshooting.md``, each with a patience and an action of its
-    own. Values are compared with those of the last 50 steps, from the 11th step on. All ranks
+    own. Values are compared with the last 50 steps, from the 11th step on. All ranks
     act together, on the rollouts of all, and on the seconds and the memory of rank 0.
 
     Args:
@@ -96,7 +96,7 @@ class HealthMonitor(Callback):
 
     @property
     def trouble(self) -> str:
-        """What has gone wrong lately, which `Checkpoints` asks for; empty if nothing has."""
+        """Recent trouble, which `Checkpoints` asks for; empty if there is none."""
         return ", ".join(
             f"{one.cause.title[0].lower()}{one.cause.title[1:]}"
             for one in self._watched.values()
@@ -233,7 +233,7 @@ class HealthMonitor(Callback):
         if last := history.last_without_effect(begin):
             at, to = last
             message = f"The rollback to step_{to:06d}.ckpt has not helped. {message}"
-            if is_compared:  # with these weights the trouble was there from the first step on
+            if is_compared:  # with these weights the trouble existed from the first step on
                 history.passed_over.append((to, at))
         path, why = None, "there is no healthy checkpoint"
         if is_compared:

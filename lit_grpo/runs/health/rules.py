@@ -37,7 +37,7 @@ class WatchedCause:
     """Steps of the run at which the patience was over."""
 
     num_steps: int = 0
-    """Steps until now in which the trouble was there, noticed or not."""
+    """Steps until now with the trouble, noticed or not."""
 
     @property
     def is_due(self) -> bool:

@@ -47,8 +47,8 @@ class ZeroRewardBreaker(Callback):
     many of each, whether rewards stopped at once or faded away, the likely cause, and some
     completions. The streak is saved in the checkpoint, and `Checkpoints` keeps one from before it.
 
-    A run whose last step ends the streak has nothing left to be stopped from: it is done, and its
-    end warns of it, as does that of a shorter run in which no step had a reward.
+    A run whose last step ends the streak has nothing left to be stopped from: it is done, and
+    a warning at its end reports the streak, as for a shorter run in which no step had a reward.
 
     Args:
         alert_after: Length of a streak at which to warn.
@@ -84,12 +84,12 @@ class ZeroRewardBreaker(Callback):
 
     @property
     def trouble(self) -> str:
-        """What has gone wrong lately, which `Checkpoints` asks for; empty if nothing has."""
+        """Recent trouble, which `Checkpoints` asks for; empty if there is none."""
         return f"no reward for {self.streak} rollout steps in a row" if self.streak else ""
 
     @property
     def warning_at_end(self) -> str:
-        """What a run that is done says of its rewards; empty if it had some lately."""
+        """Warning about the rewards of a run that is done; empty if it had some lately."""
         if self.streak == 0 or (self._shares and self.streak < self.alert_after):
             return ""
         if self.streak == 1:

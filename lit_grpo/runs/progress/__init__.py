@@ -1,1 +1,1 @@
-"""What a run is doing: on the progress bar and for the watchdog."""
+"""The activity of a run: for the progress bar and the watchdog."""

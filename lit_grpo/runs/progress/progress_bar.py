@@ -51,7 +51,7 @@ class RolloutProgressBar(ProgressBar):
     """Show one bar for the whole run: steps, time left, the running stage and the main metrics.
 
     Where no live bar can be drawn (a pipe, a file, a scheduler's log, a notebook without
-    ipywidgets), print plain lines. The counts are those of the first process.
+    ipywidgets), print plain lines. The counts come from the first process.
 
     Args:
         every_n_steps: Print a plain line every this many steps.
@@ -126,7 +126,7 @@ class RolloutProgressBar(ProgressBar):
         if self._lines is None:
             self._progress.metrics = metrics_line(metrics)
             return
-        # A line is read as that of its step, and this would be the last validation's.
+        # A line is read as its step's, but this value would be the last validation's.
         of_step = {name: value for name, value in metrics.items() if not name.startswith("val/")}
         self._progress.metrics = metrics_line(of_step)
         self._lines.end_step()

@@ -52,7 +52,7 @@ class RunProgress:
         self.total = total
         self.metrics = ""
         self.activity = ""
-        """What is done besides the stages of a step, such as saving a checkpoint."""
+        """Work outside the stages of a step, such as saving a checkpoint."""
         self._batch = ""
         """Which batch of a validation during training is running, if it has several."""
         self._running_stage = running_stage

@@ -1,1 +1,1 @@
-"""What a run shows afterwards: curves, tables, comparison, page and model card."""
+"""Reports on runs: curves, tables, comparison, page and model card."""

@@ -27,13 +27,13 @@ from lit_grpo.runs.report.history import ACCURACY, Run
 
 COLORS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#0891b2", "#db2777", "#78716c")
 LINE_STYLES: tuple[LineStyleType, ...] = ("-", "--", ":")
-"""Those after the first are for more runs than there are colours."""
+"""Styles after the first are for more runs than there are colours."""
 FAINT = 0.08
-"""Opacity of single steps; those of many runs would hide the running means."""
+"""Opacity of single steps; many runs' steps would hide the running means."""
 
 
 def free_path_of_comparison(runs: Sequence[Run]) -> Path:
-    """Return ``comparison-1.html`` (or 2, …) of the last run: no page and no picture is there."""
+    """Return ``comparison-1.html`` (or 2, …) of the last run, which no page or picture uses yet."""
     numbered = (runs[-1].path / f"comparison-{number}.html" for number in count(1))
     return next(one for one in numbered if not (one.exists() or one.with_suffix(".png").exists()))
 
@@ -80,6 +80,6 @@ def _draw_run(ax: Axes, panel: Panel, run: Run, linestyle: LineStyleType, color:
 
 
 def describe(run: Run) -> str:
-    """Return the label of a run, with that of the run that it started from."""
+    """Return the label of a run, with the label of the run that it started from."""
     source = run.started_from
     return run.label if source is None else f"{run.label} (started from {source.label})"

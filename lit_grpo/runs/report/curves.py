@@ -118,7 +118,7 @@ class Panel:
     unit: str = ""
     color: str = BLUE
     draw: Callable[[Axes, Run, int], None] | None = None
-    """Draws one run, with its steps offset by those of earlier runs; by default one curve."""
+    """Draws one run, with its steps offset by earlier runs' steps; by default one curve."""
     shows_zeros: bool = True
     """Whether a run whose values are all 0 is drawn."""
     is_by_source: bool = False

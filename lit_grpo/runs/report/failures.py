@@ -1,4 +1,4 @@
-"""Say which rewards failed on rows of a run, how often and why: at its end and in its report."""
+"""Count which rewards failed on rows of a run, and why, for its end and its report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAILURES = [
     for outcome in Outcome
     if outcome not in (Outcome.OK, Outcome.ABSTAIN, Outcome.NOT_SAMPLED, Outcome.OTHER_SOURCE)
 ]
-"""What a reward itself is to be asked about; the engine's failures are in other metrics."""
+"""Outcomes that a reward itself causes; the engine's failures are in other metrics."""
 
 
 def describe_failures(run: Run) -> list[str]:

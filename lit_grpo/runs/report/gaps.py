@@ -1,6 +1,6 @@
 """Find what a run has lost: rows of ``metrics.csv``, and files of completions.
 
-Sums over the rows that are left are not those of the run.
+Sums over the remaining rows do not cover the whole run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lit_grpo.runs.files.event_log import read_events
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gaps:
-    """What a run has lost; of a live run, whose files may be half written, only rows in between."""
+    """Data that a run has lost; in a live run, with files half written, only rows in between."""
 
     num_finished_steps: int
     """The finished steps by all files of the run, as far as they were asked for."""
@@ -99,8 +99,8 @@ def _logs_every_batch(run_dir: Path) -> bool:
 def _lacks_time(resumes: Mapping[int, float], num_finished_steps: int) -> bool:
     """Return whether the clock of the last row does not count all lost steps.
 
-    It counts those before the row, but not those before a resumption, whose clock goes on from the
-    row that it has found.
+    It counts lost steps before the row, but none before a resumption, whose clock continues from
+    the row that it has found.
     """
     rows = [(0, 0.0), *resumes.items()]
     return rows[-1][0] < num_finished_steps or any(

@@ -1,4 +1,4 @@
-"""Tell accuracies that can be compared from those that were measured on different held-out prompts.
+"""Tell whether accuracies were measured on the same held-out prompts, so they can be compared.
 
 A run records the hash of its held-out prompts in ``events.jsonl`` when it starts and when it
 resumes. What is not recorded, as by older versions of lit-grpo, counts as the same.

@@ -1,7 +1,7 @@
 """Read what runs have logged, and find out which run started from which.
 
 A run started from another one if the policy of its ``config.yaml`` lies in the other's directory,
-as ``final/`` does.
+such as ``final/``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Run:
 
     @cached_property
     def gaps(self) -> Gaps:
-        """What it has lost, as its files say when this is first asked for."""
+        """Its lost data, according to its files when this is first asked for."""
         return find_gaps(
             self.path,
             self._resumes,
@@ -135,7 +135,7 @@ def load_runs(run_dirs: Sequence[str | Path], read_up_to: int | None = None) -> 
         read_up_to: The last step to read of each run; None reads all of them.
 
     Raises:
-        UserError: a directory does not exist, or is not that of a run.
+        UserError: a directory does not exist, or is not a run's.
     """
     paths = list({Path(path).resolve(): Path(path) for path in run_dirs}.values())
     is_live = {path: is_locked(path) for path in paths}  # before rows: it may end meanwhile
@@ -167,7 +167,7 @@ def are_stages(runs: Sequence[Run]) -> bool:
 def _read_metrics(path: Path, read_up_to: int | None) -> tuple[pd.DataFrame, list[int]]:
     """Return the rows of ``metrics.csv``, and the numbers of lines that are cut off.
 
-    A run that has not finished a step has no rows.
+    A run without a finished step has no rows.
     """
     if not path.is_dir():
         hint = similar_run(path) or " Example: runs/quickstart/0."

@@ -1,6 +1,6 @@
 """The model card of a final model, ``final/README.md``, with its curves and the Hub's header.
 
-It is made from the trainer and the module, so that it also works without a ``config.yaml``.
+It is made from the trainer and the module, so it also works without a ``config.yaml``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MODULE_SETTINGS = (
     "group_size", "sampling", "objective", "advantage", "update", "lr_schedule", "warmup_steps",
     "seed",
 )  # fmt: skip
-"""What a card shows of a run without ``config.yaml``, as far as the module has it."""
+"""Settings that a card shows of a run without ``config.yaml``, as far as the module has them."""
 
 
 def write_model_card(
@@ -59,7 +59,7 @@ def write_exported_card(directory: Path, checkpoint: Path, policy: Policy) -> No
     """Write ``README.md`` for a model that is made from a checkpoint, which it names with its step.
 
     Args:
-        directory: That of the model.
+        directory: The model's directory.
         checkpoint: If it lies in the directory of its run, the card names that, and shows the
             settings of its ``config.yaml``.
     """
@@ -88,7 +88,7 @@ def write_exported_card(directory: Path, checkpoint: Path, policy: Policy) -> No
 
 @contextmanager
 def _kept_from_failing(name: str) -> Iterator[None]:
-    """Log a warning if a file beside the model fails, which must not lose the model."""
+    """Log a warning if a file next to the model fails, which must not lose the model."""
     try:
         yield
     except Exception as error:
@@ -224,7 +224,7 @@ def _describe_data(data: Any) -> str:
 
 
 def _describe_changes(run_dir: Path) -> str:
-    """Return which settings changed after which step; those of the card are of the last part.
+    """Return which settings changed after which step; the card has the last part's settings.
 
     A resumption replaces earlier ones from the same step or a later one, as it repeats the steps
     that followed them.

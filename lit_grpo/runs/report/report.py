@@ -116,7 +116,7 @@ def _report(runs: Sequence[Run], page: Path, read_up_to: int | None) -> None:
 def _ending(run: Run, found: Diagnosis) -> str:
     """Return how a run ended, the first line of it, or that it still trains.
 
-    One that has not finished its first step has no numbers: all of it is shown, and its alerts.
+    Without a finished step there are no numbers: the whole message is shown, and alerts.
     """
     if run.num_steps:
         said, _, more = found.end.partition("\n")
@@ -145,8 +145,8 @@ def _writing(page: Path) -> Iterator[None]:
 def _accuracy_line(runs: Sequence[Run]) -> str:
     """Return ``Held-out accuracy 0.527 after sft/0 → 0.984 after grpo/0 (2 min 9 s)``.
 
-    If a run went on after its last validation, the step of that validation is given. Accuracies
-    that cannot be compared have a comma in place of the arrow.
+    If a run continued after its last validation, the step of that validation is given. Accuracies
+    that cannot be compared have a comma instead of the arrow.
     """
     measured = [run for run in runs if run.has(ACCURACY)]
     stages = [_accuracy_after(run) for run in measured]
@@ -159,7 +159,7 @@ def _accuracy_line(runs: Sequence[Run]) -> str:
 
 
 def _accuracy_after(run: Run) -> str:
-    """Return ``0.984 after grpo/0``, or when it was measured if training went on after it."""
+    """Return ``0.984 after grpo/0``, or when it was measured if training continued after it."""
     when = run.when(ACCURACY)
     return f"{run.ends(ACCURACY)[1]:.3f} {f'{when} of' if when else 'after'} {run.label}"
 

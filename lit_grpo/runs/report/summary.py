@@ -43,7 +43,7 @@ def steps_cell(run: Run) -> str:
 
 
 def running_time(runs: Sequence[Run]) -> str:
-    """Return how long runs took together, with ``≥`` if that of some steps is not known."""
+    """Return how long runs took together, with ``≥`` if the time of some steps is not known."""
     at_least = "≥ " if any(run.gaps.lacks_time for run in runs) else ""
     return f"{at_least}{clock(sum(run.seconds for run in runs))}"
 

@@ -17,7 +17,7 @@ RESUME_CALL = 'trainer.fit(…, ckpt_path="last")'
 
 
 def how_to_resume(trainer: L.Trainer, run_dir: Path, resume_with: str) -> str:
-    """Return how to go on with a run that is not done; empty if it has no checkpoint.
+    """Return how to resume a run that is not done; empty if it has no checkpoint.
 
     A run that was stopped for lack of rewards would stop again, unless something changes first.
 
@@ -46,7 +46,7 @@ def how_to_resume(trainer: L.Trainer, run_dir: Path, resume_with: str) -> str:
 
 
 def _after_steps(checkpoint: Path) -> str:
-    """Return from where a checkpoint goes on, as words in a sentence."""
+    """Return from where a checkpoint resumes, as words in a sentence."""
     manifest = read_manifest(checkpoint)
     if manifest is None or manifest.rollout_step is None:
         return ""
@@ -54,7 +54,7 @@ def _after_steps(checkpoint: Path) -> str:
 
 
 def _from(checkpoint: Path, how: str) -> str:
-    """Return the command or call that goes on from a checkpoint other than the newest one."""
+    """Return the command or call that resumes from a checkpoint other than the newest one."""
     if how == RESUME_CALL:
         return f'trainer.fit(…, ckpt_path="{checkpoint}")'
     return f"{how} --ckpt_path {shlex.quote(str(checkpoint))}"

@@ -137,7 +137,7 @@ def _leave(signum: int, frame: FrameType | None) -> None:
 
 
 def _end_if_stuck(reader: int, is_over: threading.Event, wake: Callable[[int], None]) -> None:
-    """Say that a signal has come, and end the process unless the main thread leaves in time.
+    """Report that a signal has come, and end the process unless the main thread leaves in time.
 
     Args:
         wake: Ends a blocking call of the main thread.
@@ -252,7 +252,7 @@ def received_signal(trainer: L.Trainer, *, before: float = 0.0) -> signal.Signal
     """Return the signal that is to end the training of this rank, if any.
 
     Args:
-        before: So many seconds ago it was there already.
+        before: Seconds ago at which it had already come.
     """
     latest = time.monotonic() - before
     callbacks = trainer.callbacks  # type: ignore[attr-defined]

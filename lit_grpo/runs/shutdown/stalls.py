@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What can be seen of a run at one moment."""
+    """The visible state of a run at one moment."""
 
     time: float
     num_ended: int
@@ -90,7 +90,7 @@ class StallTracker:
         return is_due
 
     def describe_slow(self, where: str, max_tokens: int | None) -> str:
-        """Say that a stage takes long but advances, and when it may end."""
+        """Return the message that a stage takes long but advances, and when it may end."""
         first, now = self._entered.progress, self.snapshot.progress
         num_done, num_tokens = now.num_done - first.num_done, now.num_tokens - first.num_tokens
         end = ""

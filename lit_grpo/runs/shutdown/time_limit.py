@@ -36,8 +36,8 @@ class LeaveInTime(StopAtSafePoints):
     """End a run in time for its last checkpoint, with exit code 7.
 
     The limits are ``trainer.max_time``, which counts all parts of a run together, and ``leave_by``.
-    A run leaves by the latter when there is a minute left, besides twice the time of its longest
-    checkpoint and that of its longest update. A step or a validation that samples or waits is left
+    For the latter, a run leaves when the time left is twice its longest checkpoint, plus its
+    longest update and a minute. A step or a validation that samples or waits is left
     undone, and a resumed run repeats it.
 
     Args:

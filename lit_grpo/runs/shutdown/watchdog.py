@@ -234,7 +234,7 @@ def _max_tokens(module: L.LightningModule) -> int | None:
 
 
 def _hints(module: L.LightningModule, stage: str) -> str:
-    """Say what may hold up a stage: what is pending, where."""
+    """Return what may hold up a stage: what is pending, and where."""
     if stage in ("generation", "weight_sync", "evaluation"):
         return f"{_engine_state(getattr(module, 'engine', None))}{_unscored(module)}"
     return _unscored(module) if stage == "reward" else ""

@@ -1,1 +1,1 @@
-"""Checks of a training's settings: against each other, and against those of a resumed run."""
+"""Checks of a training's settings: against each other, and against a resumed run's."""

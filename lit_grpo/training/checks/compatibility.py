@@ -99,10 +99,10 @@ def check_overlap(
 
 
 def refuse_averages(trainer: L.Trainer, engine: RolloutEngine) -> None:
-    """Refuse averages of weights in validations with an engine that keeps weights of its own.
+    """Refuse averages of weights in validations with an engine that keeps its own weights.
 
     They take the place of the policy's for a validation. The engine would sample the next rollout
-    step with them, as it has those of this version.
+    step with them, as it already has weights of this version.
 
     Raises:
         UserError: a callback averages weights, and the engine does not sample with the policy.
@@ -196,7 +196,7 @@ def check_prompts_fit(
         model: What it is called in the error.
 
     Raises:
-        UserError: it has not.
+        UserError: it has too few.
     """
     longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
     if positions is not None and longest + sampling.max_tokens > positions:
@@ -214,7 +214,7 @@ def check_completions_fit(positions: int | None, sampling: Sampling) -> None:
         positions: Most tokens of both together; None for no limit.
 
     Raises:
-        UserError: it has not.
+        UserError: it has too few.
     """
     if positions is not None and sampling.max_tokens >= positions:
         raise setting_error(
@@ -279,7 +279,7 @@ def warn_of_warm_up(trainer: L.Trainer, warmup_steps: int) -> None:
 
 @rank_zero_only
 def say_without_rows(trainer: L.Trainer) -> None:
-    """Say that a run without held-out rows does not use the interval that is set."""
+    """Log that a run without held-out rows does not use the interval that is set."""
     interval = trainer.val_check_interval
     if isinstance(interval, int) and trainer.limit_val_batches:  # Lightning's default is 1.0
         log.info(

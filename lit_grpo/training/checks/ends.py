@@ -1,4 +1,4 @@
-"""Check that something ends the completions of a training, besides the token limit."""
+"""Check that something other than the token limit ends the completions of a training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Say what it costs that a policy whose weights are divided over the ranks samples itself."""
+"""Report the cost of sampling with a policy whose weights are divided over the ranks."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def check_monitors(
     `warn_of_unlogged`.
 
     Args:
-        prompts: Those of the validation; none if no validation will run.
+        prompts: The validation's prompts; none if no validation will run.
 
     Raises:
         UserError: nothing can, or a callback takes the lowest accuracy or reward for the best.
@@ -67,7 +67,7 @@ def check_monitors(
 
 
 def warn_of_unlogged(trainer: L.Trainer) -> None:
-    """Warn, after a step, of callbacks that watch a metric that it has not logged."""
+    """Warn, after a step, of callbacks that watch a metric that it did not log."""
     logged = trainer.callback_metrics
     for _, kind, monitor in _watching(trainer):
         if monitor not in logged and not monitor.startswith("val"):

@@ -15,7 +15,7 @@ NOT_USERS = ("lit_grpo", "builtins", "abc", "typing")
 def describe_code(reward: Reward) -> str | None:
     """Return a checksum of the source of a user's function or class; None if there is none to read.
 
-    It is that of the function, or of the class and its bases, but not of what they call: the rest
+    It covers the function, or the class and its bases, but not what they call: the rest
     of a script may change without a change of the reward.
     """
     if isinstance(reward, ProcessReward):

@@ -33,7 +33,7 @@ REWARD_CODE = "rewards.code"
 
 
 def plain_settings(owner: object, names: Iterable[str]) -> dict[str, Any]:
-    """Return attributes as plain values; those of a dataclass under ``attribute.field``."""
+    """Return attributes as plain values; a dataclass's fields go under ``attribute.field``."""
     found: dict[str, Any] = {}
     for name in names:
         value = getattr(owner, name)
@@ -46,28 +46,28 @@ def plain_settings(owner: object, names: Iterable[str]) -> dict[str, Any]:
 
 
 class RunSettings:
-    """The settings and the data of a run, and those of the checkpoint that it goes on from."""
+    """The settings and the data of a run, and of the checkpoint that it resumes from."""
 
     def __init__(self) -> None:
         self.before: Mapping[str, Any] = {}
-        """Of the checkpoint; empty for a new run, and for checkpoints of earlier releases."""
+        """The checkpoint's settings; empty for new runs and for checkpoints of earlier releases."""
         self.now: dict[str, Any] = {}
-        """What the next checkpoint keeps."""
+        """Settings that the next checkpoint keeps."""
         self.changes: list[str] = []
-        """What differs, ``model.group_size: 4 -> 8``."""
+        """Differences, such as ``model.group_size: 4 -> 8``."""
         self.last_start: Mapping[str, str] = {}
-        """Section -> checksum of its settings when the run last began or went on."""
+        """Section -> checksum of its settings when the run was last started or resumed."""
         self.checksums: dict[str, str] = {}
-        """The same of this start."""
+        """The same for this start."""
         self.allowed_before: set[str] = set()
-        """Those of the changes that were allowed at an earlier start."""
+        """The changes that were allowed at an earlier start."""
 
     def forget(self) -> None:
-        """Forget the run that this one went on from."""
+        """Forget the run that this one was resumed from."""
         self.before, self.last_start, self.allowed_before = {}, {}, set()
 
     def is_as_at_last_start(self, section: str, settings: Mapping[str, Any]) -> bool:
-        """Remember a section, and return whether the run last went on with the same settings.
+        """Remember a section, and return whether the last start had the same settings.
 
         Then what differs from the checkpoint was allowed before it was killed, or went back to it.
         """
@@ -79,7 +79,7 @@ class RunSettings:
         """Take settings of this start, under ``section.name``, and return those that have changed.
 
         Raises:
-            UserError: some differ from those of the checkpoint, and may not.
+            UserError: some differ from the checkpoint's, and may not.
         """
         found = {f"{section}.{name}": value for name, value in settings.items()}
         changed = changed_settings(self.before, found)
@@ -114,7 +114,7 @@ class RunSettings:
     def add_reward_code(self, code: Mapping[str, str | None]) -> None:
         """Take checksums of the rewards' code by their names, and warn of those that have changed.
 
-        It is no error: a comment may have changed, or a bug been mended for the resume.
+        It is not an error: a comment may have changed, or a bug been mended for the resume.
         """
         before = self.before.get(REWARD_CODE, {})
         self.now[REWARD_CODE] = dict(code)

@@ -23,7 +23,7 @@ _K1_IN_LOSS = (
 _READ_BY_A_FUNCTION = (
     "function", "ratio", "clip_low", "clip_high", "old_logprobs", "kl", "overlong_filtering"
 )  # fmt: skip
-"""Settings that decide what a function in place of the loss gets, or that it can read."""
+"""Settings that decide what a function used as the loss gets, or that it can read."""
 
 
 def settings_without_effect(

@@ -175,7 +175,7 @@ class Collector:
         for round_number in range(1, self._max_refill_rounds + 1):
             indices = self._groups_without_advantage(rollouts)
             sources = [rollouts.groups[index].prompt.source for index in indices]
-            # Every rank takes as many as the one that needs most, so that the loaders stay in step.
+            # Every rank takes as many as the one that needs most, to keep the loaders in step.
             needed = reduce(or_, gather_objects(Counter(sources)))
             if not needed:
                 break

@@ -37,7 +37,7 @@ PER_TOKEN = ("token_ids", "sampler_logprobs", "policy_versions")
 """Fields of a completion with an entry for each token."""
 SHOWN_ROWS = 8
 ROUNDING = 1e-3
-"""How far above 0 a logprob may be: that of a certain token is rounded in low precision."""
+"""How far above 0 a logprob may be: in low precision, a certain token's is rounded."""
 
 
 def start_engine(engine: RolloutEngine, policy: SampledPolicy) -> None:
@@ -79,7 +79,7 @@ def generate(
     *,
     seed: int,
 ) -> Iterator[tuple[int, Completion]]:
-    """Yield (row, completion) as the engine does, each row once.
+    """Yield (row, completion) from the engine, each row once.
 
     Raises:
         EngineBug: the engine does not keep its contract, or is the user's and raised an exception.
@@ -115,7 +115,7 @@ def generate(
 
 @contextmanager
 def _bugs_of_users(engine: RolloutEngine, method: str) -> Iterator[None]:
-    """Say where a method of an engine of the user's has failed.
+    """Turn a failure of a user's engine into a bug that names its place in the code.
 
     Raises:
         EngineBug: it has raised an exception within the context.
@@ -180,7 +180,7 @@ def _pair(name: str, item: Any) -> tuple[int, Completion]:
 
 
 def _with_plain_numbers(name: str, row: int, completion: Completion) -> Completion:
-    """Return a completion with tuples of Python's numbers in place of lists, tensors or arrays.
+    """Return a completion with tuples of Python's numbers instead of lists, tensors or arrays.
 
     Raises:
         EngineBug: something else is in their place.
@@ -247,7 +247,7 @@ def _are_tokens(ids: Sequence[int], vocab_size: int | None) -> bool:
         # The sum is a whole number if all are.
         are_whole = hasattr(sum(ids), "__index__")
         return are_whole and min(ids, default=0) >= 0 and max(ids, default=0) < (vocab_size or inf)
-    except TypeError:  # one is no number
+    except TypeError:  # one is not a number
         return False
 
 

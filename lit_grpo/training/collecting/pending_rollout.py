@@ -89,7 +89,7 @@ class PendingRollout:
         self.prompts = prompts
         self.scoring = scoring
         self.engine_failure: EngineFailed | EngineBug | None = None
-        """Why the engine gave up; None while it has not."""
+        """Why the engine gave up; None if it did not."""
         self._sample = sample
         self._samples_in_thread = samples_in_thread
         self._sampling: Future[None] | None = None

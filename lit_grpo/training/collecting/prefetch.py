@@ -32,7 +32,7 @@ class StepContext:
     """Version at the end of the run if no rollback follows; None without ``trainer.max_steps``."""
     seeds: Seeds
     loader: TrainingLoader
-    """Supplies the prompts of later steps, and those of replacement groups."""
+    """Supplies the prompts of later steps and of replacement groups."""
 
 
 class Prefetcher:
@@ -58,7 +58,7 @@ class Prefetcher:
         """Number of a rollout step -> what a checkpoint has for it, until that is created."""
 
     def take(self, prompts: Sequence[Prompt], step: StepContext) -> PendingRollout:
-        """Return this step's rollout, and start those of the next steps that may be sampled now."""
+        """Return this step's rollout, and start the next steps' that may be sampled now."""
         if not self._num_ahead:
             return self._create(prompts, step, step.number)
         for number in [one for one in self._rollouts if one < step.number]:
@@ -72,7 +72,7 @@ class Prefetcher:
         return self._rollouts[step.number]
 
     def cancel(self) -> None:
-        """Cancel the rollouts of this step and later ones, and forget those of a checkpoint."""
+        """Cancel the rollouts of this step and later ones, and forget a checkpoint's."""
         for pending in self._rollouts.values():
             pending.cancel()
         self._rollouts.clear()
@@ -136,7 +136,7 @@ class Prefetcher:
 
 
 class StaleGroups:
-    """Say at the first step that groups were dropped as too old; later ones have the metric."""
+    """Warn at the first step whose groups were dropped as too old; later ones have the metric."""
 
     def __init__(self) -> None:
         self._is_said = False

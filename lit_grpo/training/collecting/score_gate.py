@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 @checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class OutagePolicy:
-    """What to do with a rollout step whose scores are missing.
+    """Treatment of a rollout step whose scores are missing.
 
     A score is missing if its reward failed to give it for a reason outside the completion. While
     scores are missing for more than ``max_absent_fraction`` of a step's rows, the step is not
@@ -140,7 +140,7 @@ class ScoreGate:
         return rollouts, over_ranks(gather_objects(status))
 
     def _abandon_on_bug(self, status: ScoreStatus, rollouts: RolloutBatch | None) -> None:
-        """Abandon the step if bugs withhold too many scores, or all those of a reward so far.
+        """Abandon the step if bugs withhold too many scores, or all scores of a reward so far.
 
         An async reward that has worked before may raise the exception of a bug because its service
         is down.

@@ -49,7 +49,7 @@ class ScoreStatus:
 
     @property
     def advice(self) -> str:
-        """What to do when the run has stopped."""
+        """Advice for a run that has stopped."""
         if self.num_absent == self.num_rows:
             return "Fix the cause and resume."
         return "Fix the cause and resume, or raise model.outage.max_absent_fraction."
@@ -120,7 +120,7 @@ def score_status(rollouts: RolloutBatch, rewards: Sequence[str]) -> ScoreStatus:
 
 
 def find_spent_budget(rollouts: RolloutBatch, rewards: Iterable[str]) -> str:
-    """Say that a judge's budget is spent, and what it was; empty if none is."""
+    """Return the message that a judge's budget is spent, with its amount; empty if none is."""
     for name in rewards:
         for group in rollouts.groups:
             for score in group.scores[name]:

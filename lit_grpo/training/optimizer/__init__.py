@@ -1,1 +1,1 @@
-"""Optimizer steps: their settings, float32 masters, and those that are left out."""
+"""Optimizer steps: their settings, float32 masters, and steps that are left out."""

@@ -12,7 +12,7 @@ from lit_grpo.objective.kl import KLControl
 
 
 class Coefficients:
-    """The present coefficients, and how they go on after each step."""
+    """The present coefficients, and how they change after each step."""
 
     def __init__(self, objective: Objective) -> None:
         self.kl = KLControl(term=objective.kl, coef=objective.kl.coef)
@@ -41,7 +41,7 @@ class Coefficients:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore those that adapt to a target, unless the config has another start."""
+        """Restore the coefficients that adapt to a target, unless the config has another start."""
         saved = state.get("configured_coefs", self._configured())
         if self.kl.term.target is not None and saved["kl"] == self.kl.term.coef:
             self.kl = replace(self.kl, coef=state["kl_coef"])

@@ -32,7 +32,7 @@ class EmptySteps:
     def count(
         self, step: int, why: str = NOTHING_TO_TRAIN, cause: str = "nothing_trained"
     ) -> StopReason | None:
-        """Count a step, numbered from 1; return the reason to end the run, or None to go on."""
+        """Count a step, numbered from 1; return the reason to end the run, or None to continue."""
         self.in_a_row += 1
         if self.in_a_row.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, …
             rank_zero_only(log.warning)(

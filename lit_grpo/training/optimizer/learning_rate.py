@@ -7,7 +7,7 @@ from typing import Any
 
 
 def scale_learning_rate(schedule: Any, data: object) -> None:
-    """Multiply the factors of a schedule by those of the data's phases, if it has any.
+    """Multiply the factors of a schedule by the factors of the data's phases, if it has any.
 
     Args:
         schedule: A ``LambdaLR``, before its first step.

@@ -127,7 +127,7 @@ class MasterAdamW(Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state, that of a ``torch.optim.AdamW`` included.
+        """Take over a state, including a ``torch.optim.AdamW``'s.
 
         The base class would round masters and moments to the type of the weights.
         """

@@ -44,11 +44,11 @@ def apply_settings(
 ) -> None:
     """Use the configured learning rate, and other settings that differ from the run's so far.
 
-    Values that an optimizer itself keeps among its settings, as Prodigy does, are not changed.
+    Values that an optimizer itself keeps among its settings, like Prodigy, are not changed.
 
     Args:
         configured: The settings of the current config, by group.
-        earlier: Those of the part of the run that wrote the checkpoint.
+        earlier: The settings of the part of the run that wrote the checkpoint.
     """
     (optimizer,) = trainer.optimizers
     schedule: Any = trainer.lr_scheduler_configs[0].scheduler

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 class SkippedSteps:
     """Count the optimizer steps that are skipped in a row, log them, and say when to stop.
 
-    The norm of a gradient is that over all ranks, so that all of them skip the same steps.
+    The norm of a gradient is taken over all ranks, so all of them skip the same steps.
 
     Args:
         tell: Is given what is logged.

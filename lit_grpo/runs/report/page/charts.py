@@ -29,13 +29,13 @@ COLORS = (
 )  # fmt: skip
 """Readable on white and on black."""
 DASHES = ("solid", "dash", "dot")
-"""Those after the first are for more runs than there are colours."""
+"""Styles after the first are for more runs than there are colours."""
 GREY = COLORS[-1]
 MAX_POINTS = 1000
-"""A longer curve is drawn as the means of consecutive steps, so that the page stays small."""
+"""A longer curve is drawn as the means of consecutive steps, to keep the page small."""
 BAND_OPACITY = "22"
 UNSEEN: Trace = {"hoverinfo": "skip", "hovertemplate": None}
-"""Of a trace whose values do not show where the pointer is; a template would override it."""
+"""Settings of a trace that shows no values at the pointer; a template would override them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +44,9 @@ class Chart:
 
     title: str
     metric: str
-    """A run without this metric is not in the chart. Of compared runs it is the only line."""
+    """A run without this metric is not in the chart. It is the only line of compared runs."""
     name: str = ""
-    """Of its line, if there are others."""
+    """Name of its line, if there are others."""
     others: str = ""
     """Pattern of the metrics of further lines; its group is the name of the line."""
     unit: str = ""
@@ -68,7 +68,7 @@ class Chart:
         return sum(stage.num_steps for stage in self._before(run))
 
     def seconds_before(self, run: Run) -> float:
-        """Return the time that those stages took."""
+        """Return the time that these stages took."""
         return sum(stage.seconds for stage in self._before(run))
 
     def _before(self, run: Run) -> list[Run]:

@@ -21,11 +21,11 @@ from lit_grpo.types import Outcome
 
 MAX_STEPS = 20
 NUM_NEWEST = 5
-"""Of the steps that are shown; the others are spread evenly over the run."""
+"""Newest steps among the ones shown; the others are spread evenly over the run."""
 MAX_ROWS = 1000
-"""On the page, over all its runs."""
+"""Rows on the page, over all its runs."""
 MAX_CHARACTERS = 2000
-"""Of a prompt or a completion; its start and its end are shown."""
+"""Limit of a prompt or a completion; a longer one's start and end are shown."""
 MAX_DETAIL = 300
 
 COLUMNS = (

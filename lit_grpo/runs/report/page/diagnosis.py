@@ -1,4 +1,4 @@
-"""What happened to a run and how it ended, from its events and the restarts of its servers."""
+"""Diagnose a run and how it ended, from its events and the restarts of its servers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CauseOccurrences:
     first_step: int
     last_step: int
     message: str
-    """Of the last one."""
+    """Message of the last event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Diagnosis:
     failures: list[str]
     """Sentences about rewards that failed."""
     causes: list[CauseOccurrences]
-    """Those of alerts, then those of warnings, the most frequent one first."""
+    """The causes of alerts, then of warnings, each with the most frequent first."""
 
 
 def find_marks(number: int, run: Run) -> list[Mark]:

@@ -31,7 +31,7 @@ SETTINGS = {
     "max_steps": ("trainer", "max_steps"),
     "seed": ("model", "seed"),
 }
-"""Main hyper-parameters, and where they stand in a config."""
+"""Main hyper-parameters, and their places in a config."""
 RESULTS = {
     "Held-out accuracy": ACCURACY,
     "Reward": "reward/mean",

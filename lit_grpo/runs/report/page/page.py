@@ -34,7 +34,7 @@ from lit_grpo.types.atomic import replacing_file
 HERE = Path(__file__).parent
 PLOTLY = files("plotly") / "package_data" / "plotly.min.js"
 MAX_EVENTS = 500
-"""In the table; the newest ones are shown."""
+"""Limit of the table; the newest ones are shown."""
 MAX_DRAWN = 100
 """Events with a line in every chart; the newest ones are drawn."""
 
@@ -50,7 +50,7 @@ def write_page(
 
     Args:
         read_up_to: The last step that was read of each run.
-        reload_seconds: The page reloads itself so often, for a run that goes on.
+        reload_seconds: Interval at which the page reloads itself, for a live run.
     """
     is_comparison = not are_stages(runs)
     diagnoses = [diagnose(run) for run in runs]
@@ -94,7 +94,7 @@ def write_page(
 
 @cache
 def _compressed_plotly() -> str:
-    """Return Plotly's script, compressed and in base64: 2 MB in place of 5."""
+    """Return Plotly's script, compressed and in base64: 2 MB instead of 5."""
     return b64encode(gzip.compress(PLOTLY.read_bytes(), compresslevel=6)).decode()
 
 
