@@ -42,15 +42,8 @@ from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.stopping import ExitCode, exit_code_of_error, get_stop_reason, has_taken_last_step
 from lit_grpo.training.base import PolicyModule
-from lit_grpo.types import (
-    Diverged,
-    OutOfMemory,
-    RankCrashed,
-    RankLost,
-    UserCodeFailed,
-    UserError,
-    as_rank_lost,
-)
+from lit_grpo.types import Diverged, OutOfMemory, RankCrashed, RankLost, UserCodeFailed, UserError
+from lit_grpo.types.errors import as_rank_lost
 
 log = logging.getLogger(__name__)
 

@@ -28,8 +28,9 @@ from lit_grpo.runs.files.lock import is_locked
 from lit_grpo.runs.files.space import format_size
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
-from lit_grpo.types import UserError, list_some
+from lit_grpo.types import UserError
 from lit_grpo.types.atomic import EARLIER
+from lit_grpo.types.settings import list_some
 
 Found = dict[Path, Manifest | None]
 """Checkpoint -> its manifest; None if it has none that can be read."""

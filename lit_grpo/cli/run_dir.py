@@ -19,7 +19,8 @@ from lit_grpo.runs.checkpoints.resume import BEST, run_of
 from lit_grpo.runs.files.config import similar_run
 from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.files.log import not_writable
-from lit_grpo.types import UserError, list_some
+from lit_grpo.types import UserError
+from lit_grpo.types.settings import list_some
 
 _MISSING = re.compile(r"no such (file|dir)|no module named|looked (for|in)", re.IGNORECASE)
 """Words in the errors that miss a file or a module."""

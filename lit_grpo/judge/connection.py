@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from lit_grpo.judge.config import Api, Auth, Judge
 from lit_grpo.judge.failures import JudgeFailure
-from lit_grpo.types import Outcome, UserError, is_http_address, setting_error
+from lit_grpo.types import Outcome, UserError, setting_error
+from lit_grpo.types.settings import is_http_address
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -14,15 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_grpo.types import (
-    RewardTable,
-    UserCodeFailed,
-    UserError,
-    defined_at,
-    import_path,
-    unfit_signature,
-    users_traceback,
-)
+from lit_grpo.types import RewardTable, UserCodeFailed, UserError
+from lit_grpo.types.functions import defined_at, unfit_signature, users_traceback
+from lit_grpo.types.plain import import_path
 
 Function = Callable[..., Any]
 """A function, or an object that can be called; in a config its path, or its class's."""

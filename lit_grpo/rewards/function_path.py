@@ -11,7 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from lit_grpo.types import UserError, list_some, setting_error
+from lit_grpo.types import UserError, setting_error
+from lit_grpo.types.settings import list_some
 from lit_grpo.types.spelling import did_you_mean
 
 _SCORED = {"completions", "solution_str"}

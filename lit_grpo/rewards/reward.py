@@ -20,8 +20,8 @@ from lit_grpo.types import (
     UserError,
     check_range,
     setting_error,
-    unfit_signature,
 )
+from lit_grpo.types.functions import unfit_signature
 from lit_grpo.types.keywords import checks_keywords
 
 _ARGUMENTS = {

@@ -23,7 +23,8 @@ from lit_grpo.runs.shutdown.resume_hint import RESUME_CALL, how_to_resume
 from lit_grpo.runs.shutdown.signals import leave_on_signal
 from lit_grpo.runs.shutdown.time_limit import requeue_if_asked
 from lit_grpo.stopping import for_this_run, get_stop_reason, how_it_ended, warnings_at_end
-from lit_grpo.types import RankCrashed, RankLost, as_rank_lost
+from lit_grpo.types import RankCrashed, RankLost
+from lit_grpo.types.errors import as_rank_lost
 
 log = logging.getLogger(__name__)
 

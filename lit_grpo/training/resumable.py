@@ -30,7 +30,8 @@ from lit_grpo.training.checks.same_run import (
     refuse_other_policy,
 )
 from lit_grpo.training.optimizer.settings import by_key, configured_settings
-from lit_grpo.types import UserError, changed_settings
+from lit_grpo.types import UserError
+from lit_grpo.types.plain import changed_settings
 
 log = logging.getLogger(__name__)
 

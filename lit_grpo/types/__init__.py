@@ -14,13 +14,9 @@ from lit_grpo.types.errors import (
     RankLost,
     UserCodeFailed,
     UserError,
-    as_rank_lost,
 )
 from lit_grpo.types.events import RunningStage, Stage, StageProgress, StopReason
 from lit_grpo.types.field_types import check_fields, check_init, check_value
-from lit_grpo.types.functions import defined_at, unfit_signature, users_traceback
-from lit_grpo.types.json_text import parse_json
-from lit_grpo.types.plain import changed_settings, import_path, plain_value
 from lit_grpo.types.rollouts import (
     Completion,
     FinishReason,
@@ -33,16 +29,13 @@ from lit_grpo.types.rollouts import (
     ScoredCompletion,
     counted_rows,
 )
-from lit_grpo.types.saved_state import saved_state
 from lit_grpo.types.scores import Measurements, Outcome, Score
 from lit_grpo.types.settings import (
     check_range,
     check_type,
-    is_http_address,
-    list_some,
     setting_error,
 )
-from lit_grpo.types.tokenizer import Tokenizer, starts_with_bos
+from lit_grpo.types.tokenizer import Tokenizer
 from lit_grpo.types.train_batch import TokenBatch, TrainBatch
 
 __all__ = [
@@ -73,23 +66,11 @@ __all__ = [
     "TrainBatch",
     "UserCodeFailed",
     "UserError",
-    "as_rank_lost",
-    "changed_settings",
     "check_fields",
     "check_init",
     "check_range",
     "check_type",
     "check_value",
     "counted_rows",
-    "defined_at",
-    "import_path",
-    "is_http_address",
-    "list_some",
-    "parse_json",
-    "plain_value",
-    "saved_state",
     "setting_error",
-    "starts_with_bos",
-    "unfit_signature",
-    "users_traceback",
 ]

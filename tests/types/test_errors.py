@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lit_grpo.types import as_rank_lost
+from lit_grpo.types.errors import as_rank_lost
 
 GLOO = "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/"
 

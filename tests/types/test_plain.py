@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from lit_grpo.types import import_path, plain_value
+from lit_grpo.types.plain import import_path, plain_value
 
 
 class Callable:

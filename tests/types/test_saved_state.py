@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_grpo.types import UserError, saved_state
+from lit_grpo.types import UserError
+from lit_grpo.types.saved_state import saved_state
 
 
 def test_numbers_of_numpy_become_plain_wherever_they_are_and_all_can_be_read():

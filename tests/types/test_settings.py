@@ -3,7 +3,8 @@ from fractions import Fraction
 
 import pytest
 
-from lit_grpo.types import UserError, check_range, check_type, list_some, setting_error
+from lit_grpo.types import UserError, check_range, check_type, setting_error
+from lit_grpo.types.settings import list_some
 
 
 def test_a_refused_setting_names_key_rule_value_reason_and_fix():

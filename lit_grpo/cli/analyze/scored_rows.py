@@ -16,7 +16,8 @@ from lit_grpo.cli.prepare.join_gold import QUESTION_DIGITS
 from lit_grpo.data.rows.prepared import PreparedDir, find_prepared
 from lit_grpo.objective.advantages import NOISE
 from lit_grpo.runs.files.completions import files_by_step, read_completions, split_groups
-from lit_grpo.types import UserError, list_some
+from lit_grpo.types import UserError
+from lit_grpo.types.settings import list_some
 
 PASS_RATE = "pass_rate"
 """The column of prepared data with the share of a policy's completions that are right."""

@@ -29,7 +29,8 @@ from lit_grpo.cli.parsing.config_checks import (
 )
 from lit_grpo.cli.parsing.object_checks import refuse_beside, refuse_other_forms
 from lit_grpo.runs.files.config import argument as value_at
-from lit_grpo.types import UserError, list_some
+from lit_grpo.types import UserError
+from lit_grpo.types.settings import list_some
 from lit_grpo.types.spelling import did_you_mean
 
 NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|-inf", re.IGNORECASE)

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from lit_grpo.cli.prepare.recipe import Recipe, Verifier
 from lit_grpo.cli.prepare.rows import PreparedRow
-from lit_grpo.types import UserError, list_some
+from lit_grpo.types import UserError
+from lit_grpo.types.settings import list_some
 
 MIN_ANSWERS = 2
 """Stored answers that a row needs: one alone cannot be compared."""

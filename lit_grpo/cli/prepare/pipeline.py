@@ -22,7 +22,8 @@ from lit_grpo.cli.prepare.write import (
     write_prepared,
 )
 from lit_grpo.data.rows.prepared import HOLDOUT_IDS, Holdout, read_held_out
-from lit_grpo.types import UserError, list_some
+from lit_grpo.types import UserError
+from lit_grpo.types.settings import list_some
 
 NOT_SCORED = "gold not cached"
 NO_COMPLETION = "no completion"

@@ -15,7 +15,8 @@ from lit_grpo.data.rows.gold import first_of
 from lit_grpo.data.rows.prepared import text_hash, text_hashes
 from lit_grpo.data.rows.scored_answers import read_scored_answers
 from lit_grpo.data.rows.sources import Row
-from lit_grpo.types import UserError, parse_json
+from lit_grpo.types import UserError
+from lit_grpo.types.json_text import parse_json
 
 OWN = ("id", "source", "kind", "text_hash")
 """The columns that every prepared row has, whatever its source has under these names."""

@@ -9,7 +9,8 @@ from typing import Any
 import jinja2
 
 from lit_grpo.data.rows.sources import Row
-from lit_grpo.types import Message, Tokenizer, UserError, parse_json
+from lit_grpo.types import Message, Tokenizer, UserError
+from lit_grpo.types.json_text import parse_json
 
 OWN_ARGUMENTS = ("add_generation_prompt", "messages", "tokenize", "tools")
 """Arguments of the chat template that have settings of their own or are always the same."""

@@ -20,16 +20,9 @@ from lit_grpo.data.rows.columns import (
 )
 from lit_grpo.data.rows.gold import gold_answers
 from lit_grpo.data.rows.sources import Row
-from lit_grpo.types import (
-    Message,
-    Prompt,
-    Tokenizer,
-    UserError,
-    check_fields,
-    check_range,
-    starts_with_bos,
-)
+from lit_grpo.types import Message, Prompt, Tokenizer, UserError, check_fields, check_range
 from lit_grpo.types.spelling import did_you_mean
+from lit_grpo.types.tokenizer import starts_with_bos
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from lit_grpo.data.rows.gold import contradict
-from lit_grpo.types import Prompt, list_some
+from lit_grpo.types import Prompt
+from lit_grpo.types.settings import list_some
 
 NUM_SHOWN = 3
 

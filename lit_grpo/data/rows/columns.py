@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from lit_grpo.data.rows.filters import MISSING
 from lit_grpo.data.rows.sources import Row
-from lit_grpo.types import UserError, list_some
+from lit_grpo.types import UserError
+from lit_grpo.types.settings import list_some
 
 Role = Literal["prompt", "answer", "id"]
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_grpo.data.rows.json_lines import excerpt, read_jsonl, refuse_other_formats
-from lit_grpo.types import UserError, parse_json
+from lit_grpo.types import UserError
+from lit_grpo.types.json_text import parse_json
 
 if TYPE_CHECKING:
     import pyarrow

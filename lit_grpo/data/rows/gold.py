@@ -28,7 +28,9 @@ from lit_grpo.data.rows.columns import (
 )
 from lit_grpo.data.rows.filters import MISSING
 from lit_grpo.data.rows.sources import Row
-from lit_grpo.types import UserError, list_some, parse_json
+from lit_grpo.types import UserError
+from lit_grpo.types.json_text import parse_json
+from lit_grpo.types.settings import list_some
 
 # GSM8K writes a solution and, on its last line, the gold answer: "#### 1,080"
 _MARKED_GOLD = re.compile(r"^####[ \t]*(\S.*?)\s*\Z", re.MULTILINE)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lit_grpo.types import UserError, parse_json
+from lit_grpo.types import UserError
+from lit_grpo.types.json_text import parse_json
 
 MAX_LINE_BYTES = 100_000_000
 """A longer line of a jsonl file is not a row."""

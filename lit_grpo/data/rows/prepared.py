@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from lit_grpo.data.rows.columns import joined_parts
 from lit_grpo.data.rows.files import decoded, json_columns
 from lit_grpo.data.rows.sources import Row
-from lit_grpo.types import Prompt, UserError, list_some, parse_json
+from lit_grpo.types import Prompt, UserError
+from lit_grpo.types.json_text import parse_json
+from lit_grpo.types.settings import list_some
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from lit_grpo.types import UserError, parse_json
+from lit_grpo.types import UserError
+from lit_grpo.types.json_text import parse_json
 
 MIN_ANSWERS = 2
 

@@ -14,7 +14,8 @@ from huggingface_hub import try_to_load_from_cache
 
 from lit_grpo.policy.files.weight_files import safetensors_files
 from lit_grpo.policy.lora import base_of, is_adapter
-from lit_grpo.types import UserError, changed_settings
+from lit_grpo.types import UserError
+from lit_grpo.types.plain import changed_settings
 
 NUM_PLACES, SAMPLED_BYTES = 16, 64
 """Each weight is compared at so many places, and so many bytes at each."""

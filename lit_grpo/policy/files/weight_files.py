@@ -9,7 +9,8 @@ from safetensors import SafetensorError, safe_open
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.peft_utils import ADAPTER_SAFE_WEIGHTS_NAME
 
-from lit_grpo.types import UserError, list_some
+from lit_grpo.types import UserError
+from lit_grpo.types.settings import list_some
 
 
 def check_weight_files(path: str, key: str) -> None:

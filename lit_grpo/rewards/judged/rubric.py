@@ -20,8 +20,9 @@ from lit_grpo.rewards.judged.base import (
     unreadable_rows,
 )
 from lit_grpo.rewards.reward import setting_key
-from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, check_range, parse_json
+from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, check_range
 from lit_grpo.types.field_types import checks_types
+from lit_grpo.types.json_text import parse_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lit_grpo.rewards.scoring.boundary import failed_scores
-from lit_grpo.types import (
-    Completion,
-    Outcome,
-    Prompt,
-    Score,
-    UserError,
-    check_range,
-    starts_with_bos,
-)
+from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, check_range
+from lit_grpo.types.tokenizer import starts_with_bos
 
 Activation = Literal["none", "sigmoid", "softmax"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {

@@ -14,7 +14,8 @@ from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 
-from lit_grpo.types import Outcome, Score, defined_at, users_traceback
+from lit_grpo.types import Outcome, Score
+from lit_grpo.types.functions import defined_at, users_traceback
 
 MAX_DETAIL_CHARACTERS = 500
 MAX_BUG_CHARACTERS = 4000

@@ -24,9 +24,9 @@ from lit_grpo.types import (
     RolloutBatch,
     Score,
     UserError,
-    saved_state,
     setting_error,
 )
+from lit_grpo.types.saved_state import saved_state
 from lit_grpo.types.spelling import did_you_mean
 
 _log = logging.getLogger(__name__)

@@ -26,7 +26,8 @@ from lit_grpo.rollout.weights.base_model import (
     base_model,
     save_tokenizer,
 )
-from lit_grpo.types import UserError, is_http_address, setting_error
+from lit_grpo.types import UserError, setting_error
+from lit_grpo.types.settings import is_http_address
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,9 @@ from lit_grpo.runs.checkpoints.files import (
 )
 from lit_grpo.runs.files.event_log import NAME as EVENTS
 from lit_grpo.runs.files.event_log import Event, append_event, now, read_events
-from lit_grpo.types import UserError, list_some, setting_error
+from lit_grpo.types import UserError, setting_error
 from lit_grpo.types.atomic import earlier_path
+from lit_grpo.types.settings import list_some
 
 log = logging.getLogger(__name__)
 

@@ -44,7 +44,8 @@ from lit_grpo.runs.files.events import num_finished_steps
 from lit_grpo.runs.files.metrics import MetricsFile
 from lit_grpo.runs.safe_points import is_between_steps
 from lit_grpo.stopping import get_stop_reason
-from lit_grpo.types import as_rank_lost, check_range
+from lit_grpo.types import check_range
+from lit_grpo.types.errors import as_rank_lost
 from lit_grpo.types.field_types import checks_types
 from lit_grpo.types.keywords import checks_keywords
 

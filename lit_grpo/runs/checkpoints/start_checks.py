@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.runs.checkpoints.files import Manifest
-from lit_grpo.types import saved_state
+from lit_grpo.types.saved_state import saved_state
 
 log = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from lit_grpo.runs.checkpoints.atomic_save import (
 )
 from lit_grpo.runs.checkpoints.files import Manifest, sha256_of, size_of, write_manifest
 from lit_grpo.runs.files.space import checkpoint_bytes, warn_of_space
-from lit_grpo.types import saved_state
 from lit_grpo.types.atomic import partial_path, sync_files
+from lit_grpo.types.saved_state import saved_state
 
 _WEIGHTS = {"state_dict"}
 _OF_SHARDS = {"state_dict", "optimizer_states", WRITE}

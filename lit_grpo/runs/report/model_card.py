@@ -23,7 +23,8 @@ from lit_grpo.runs.files.config import read_config
 from lit_grpo.runs.files.event_log import Event, read_starts
 from lit_grpo.runs.files.secrets import without_secrets
 from lit_grpo.runs.report.history import ACCURACY, UNSCORED, Run, load_runs
-from lit_grpo.types import UserError, import_path, plain_value
+from lit_grpo.types import UserError
+from lit_grpo.types.plain import import_path, plain_value
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
 from lit_grpo.runs.shutdown.signals import received_signal
 from lit_grpo.runs.shutdown.stalls import Snapshot, StallTracker, take_snapshot
 from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason
-from lit_grpo.types import Stage, as_rank_lost, check_range
+from lit_grpo.types import Stage, check_range
+from lit_grpo.types.errors import as_rank_lost
 from lit_grpo.types.field_types import checks_types
 from lit_grpo.types.keywords import checks_keywords
 

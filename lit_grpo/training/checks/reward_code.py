@@ -7,7 +7,7 @@ from typing import Any
 from zlib import crc32
 
 from lit_grpo.rewards import FunctionReward, ProcessReward, Reward
-from lit_grpo.types import defined_at
+from lit_grpo.types.functions import defined_at
 
 NOT_USERS = ("lit_grpo", "builtins", "abc", "typing")
 

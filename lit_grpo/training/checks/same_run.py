@@ -18,7 +18,8 @@ from torch import nn
 
 from lit_grpo.policy.files.model_source import OTHER_POLICY, refuse_other_shape
 from lit_grpo.policy.sharding import whole_shape
-from lit_grpo.types import UserError, changed_settings, plain_value
+from lit_grpo.types import UserError
+from lit_grpo.types.plain import changed_settings, plain_value
 
 log = logging.getLogger(__name__)
 

@@ -23,11 +23,9 @@ from lit_grpo.types import (
     OutOfMemory,
     Prompt,
     UserError,
-    as_rank_lost,
-    defined_at,
-    users_traceback,
 )
-from lit_grpo.types.errors import is_disk_full
+from lit_grpo.types.errors import as_rank_lost, is_disk_full
+from lit_grpo.types.functions import defined_at, users_traceback
 
 log = logging.getLogger(__name__)
 

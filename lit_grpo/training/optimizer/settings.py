@@ -9,7 +9,7 @@ import lightning as L
 from torch.optim import Optimizer
 
 from lit_grpo.training.optimizer.fused_steps import place_counts
-from lit_grpo.types import saved_state
+from lit_grpo.types.saved_state import saved_state
 
 
 def configured_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
