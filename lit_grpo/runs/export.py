@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lit_grpo.policy import Policy
-from lit_grpo.policy.files.model_source import refuse_changed, refuse_other_settings
+from lit_grpo.policy.files.model_source import POLICY_PATH, refuse_changed, refuse_other_settings
 from lit_grpo.runs.checkpoints.files import LAST, read_checkpoint, why_unusable
 from lit_grpo.runs.checkpoints.resume import is_checkpoint
 from lit_grpo.runs.files.space import warn_of_space
@@ -85,7 +85,7 @@ def load_weights(policy: Policy, checkpoint: Path) -> None:
     saved = read_checkpoint(checkpoint, with_optimizers=False)
     refuse_other_settings(saved, policy.computed_by())
     if policy.lora is not None and policy.loaded_from is not None:
-        refuse_changed(saved, {"model.policy.path": policy.loaded_from})
+        refuse_changed(saved, {POLICY_PATH: policy.loaded_from})
     weights = {
         name.removeprefix("policy."): weight
         for name, weight in saved["state_dict"].items()

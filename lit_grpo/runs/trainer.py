@@ -48,6 +48,7 @@ from lit_grpo.types import (
     UserError,
     check_init,
     check_type,
+    setting_error,
 )
 from lit_grpo.types.keywords import refuse_unknown
 
@@ -102,6 +103,8 @@ class Trainer(L.Trainer):
             settings.get("val_check_interval"), settings.get("check_val_every_n_epoch", 1)
         )
         self.run_dir = Path(run_dir)
+        if self.run_dir.is_file():
+            raise setting_error("run_dir", "a directory", run_dir, "it is a file")
         self._given: list[Callback | Logger] = [*as_list(callbacks), *as_list(logger)]
         keep_apart(self._given, self.run_dir)
         loggers = run_loggers(run_dir, logger)

@@ -18,10 +18,12 @@ from lit_grpo.distributed.optimizer_class import (
     optimizer_class,
 )
 from lit_grpo.policy.files.model_source import (
+    POLICY_PATH,
     ModelSource,
     as_plain,
     refuse_changed,
     refuse_other_settings,
+    refuse_other_start,
     save_sources,
 )
 from lit_grpo.training.base import PolicyModule
@@ -146,16 +148,14 @@ class ResumableModule(PolicyModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         is_fit = self._trainer is not None and self.trainer.state.fn == "fit"
+        may_be_others = self.allow_changes
+        if is_fit:  # another checkpoint may be evaluated afterwards
+            may_be_others |= self._has_sources_of_last_start(checkpoint)
+            if not may_be_others:
+                refuse_other_start(checkpoint, self.policy.path)
         refuse_other_policy(self, checkpoint["state_dict"], self._reloaded_names())
         if is_fit or self.policy.lora is not None:
-            sources = self._sources()
-            may_be_others = self.allow_changes
-            if is_fit:  # another checkpoint may be evaluated afterwards
-                if checkpoint.get("summary", {}).get("rollout_step", 0) > self._last_start_step:
-                    self._run_settings.last_start = {}
-                plain = as_plain(sources)
-                may_be_others |= self._run_settings.is_as_at_last_start("sources", plain)
-            refuse_changed(checkpoint, sources, may_be_others=may_be_others)
+            refuse_changed(checkpoint, self._sources(), may_be_others=may_be_others)
         self.strict_loading = not self._reloaded_names()
         self._earlier_optimizer_settings = checkpoint["optimizer_settings"]
         if is_fit:
@@ -167,6 +167,12 @@ class ResumableModule(PolicyModule):
             self._leave_out_other_optimizer(checkpoint, optimizer)
         else:
             refuse_other_settings(checkpoint, self.policy.computed_by())
+
+    def _has_sources_of_last_start(self, checkpoint: Mapping[str, Any]) -> bool:
+        """Return whether the run was last started or resumed with the same models."""
+        if checkpoint.get("summary", {}).get("rollout_step", 0) > self._last_start_step:
+            self._run_settings.last_start = {}
+        return self._run_settings.is_as_at_last_start("sources", as_plain(self._sources()))
 
     def _present_optimizer(self) -> Any:
         """Return the optimizer, or one like it if it is made after the checkpoint is loaded."""
@@ -220,7 +226,7 @@ class ResumableModule(PolicyModule):
         if (source := self.policy.loaded_from) is None:
             return {}
         is_read_again = bool(self._reloaded_names())
-        return {"model.policy.path": replace(source, is_read_again=is_read_again)}
+        return {POLICY_PATH: replace(source, is_read_again=is_read_again)}
 
     def _reloaded_names(self) -> set[str]:
         """Return the parameters that a resumed run reads from ``policy.path`` again.

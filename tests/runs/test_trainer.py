@@ -1,5 +1,6 @@
 """The trainer for scripts and notebooks: the same files as the command line, and exact resume."""
 
+import re
 import shutil
 import sys
 from functools import partial
@@ -286,6 +287,30 @@ def test_another_policy_does_not_resume_a_run_unless_that_is_wanted(tmp_path, lo
     with pytest.raises(UserError, match=f"began with, {paths[1]}, got {paths[2]}, which has other"):
         train(tmp_path / "run", ckpt_path="last", changed=of(2))
     trainer, _ = train(tmp_path / "run", ckpt_path="last", changed=of(2), allow_changes=True)
+    assert trainer.global_step == 3
+
+
+def test_a_file_in_place_of_a_run_directory_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        UserError, match=r"run_dir must be a directory, got .*file \(it is a file\)"
+    ):
+        Trainer(tmp_path / "file")
+
+
+@pytest.mark.parametrize("began_with_path", [False, True])
+def test_random_weights_and_a_model_do_not_resume_each_others_runs(tmp_path, began_with_path):
+    path = str(tmp_path / "model")
+    tiny_policy(seed=1).save_pretrained(path)
+    policies = [{"policy": {}}, {"policy": {"path": path, "architecture": None}}]
+    policies = [one | {"objective": Objective(kl=KLTerm(coef=0.1))} for one in policies]
+    began, other = reversed(policies) if began_with_path else policies
+    train(tmp_path / "run", StopAfter(1), changed=began)
+    what = ["random weights (architecture)", f"the model {path}"]
+    was, got = reversed(what) if began_with_path else what
+    with pytest.raises(UserError, match=re.escape(f"began with, {was}, got {got} (a reference")):
+        train(tmp_path / "run", ckpt_path="last", changed=other)
+    trainer, _ = train(tmp_path / "run", ckpt_path="last", changed=began)
     assert trainer.global_step == 3
 
 

@@ -25,6 +25,7 @@ OTHER_POLICY = (
     "Python the Policy of the module)."
 )
 
+POLICY_PATH = "model.policy.path"
 _SOURCES = "loaded_from"
 
 
@@ -92,6 +93,31 @@ def refuse_changed(
                 "does not contain them). Put the earlier model back: a run that trains on keeps "
                 "what it had as final.0 beside its final. Or begin a new run from the new one."
             )
+
+
+def refuse_other_start(checkpoint: Mapping[str, Any], path: str | None) -> None:
+    """Check that a run that began with random weights does not resume with a model, or vice versa.
+
+    Args:
+        path: The path of the policy; None for random weights.
+
+    Raises:
+        UserError: it does.
+    """
+    if _SOURCES not in checkpoint:  # written by an earlier release
+        return
+    saved = checkpoint[_SOURCES].get(POLICY_PATH)
+    if (saved is None) != (path is None):
+        began, now = (
+            "random weights (architecture)" if one is None else f"the model {one}"
+            for one in (saved and saved["path"], path)
+        )
+        raise UserError(
+            f"model.policy must be what the run began with, {began}, got {now} (a reference that "
+            "stays would be another one from here on, so it would be a different run). Set it "
+            "back, or begin a new run. To go on with it all the same add --allow_changes, in "
+            "Python allow_changes=True to trainer.fit."
+        )
 
 
 def refuse_other_settings(checkpoint: Mapping[str, Any], computed_by: Mapping[str, Any]) -> None:
