@@ -292,9 +292,7 @@ def test_another_policy_does_not_resume_a_run_unless_that_is_wanted(tmp_path, lo
 
 def test_a_file_in_place_of_a_run_directory_is_told(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(
-        UserError, match=r"run_dir must be a directory.* \(it is a file\)"
-    ):
+    with pytest.raises(UserError, match=r"run_dir must be a directory.* \(it is a file\)"):
         Trainer(tmp_path / "file")
 
 

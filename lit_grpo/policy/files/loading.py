@@ -261,22 +261,37 @@ def _check_source(what: str, source: str, patterns: Sequence[str], key: str) -> 
             f"Set {key} to a directory that save_pretrained wrote (lit-grpo sft and fit write "
             "RUN/final) or to a hub id."
         )
+    of_run = _model_of_run(directory, key)
     if directory.is_file():
+        fix = of_run or (
+            f"Set {key} to the directory of the file, or to a directory that save_pretrained wrote."
+        )
         raise UserError(
             f"no {what} could be loaded from {source!r}: it must be a directory or a hub id, got a "
-            f"file. Set {key} to the directory of the file, or to a directory that save_pretrained "
-            "wrote."
+            f"file. {fix}"
         )
     if not directory.is_dir() or any(any(directory.glob(pattern)) for pattern in patterns):
         return
     found = ", ".join(sorted(path.name for path in directory.iterdir())[:10]) or "nothing"
-    final = directory / "final"
-    meant = f" to {final}," if final.is_dir() else ""
+    fix = of_run or f"Set {key} to a directory that save_pretrained wrote or to a hub id."
     raise UserError(
         f"no {what} could be loaded from {source!r}: the directory must have a {what}'s files, "
-        f"such as {patterns[0]}, got one with {found}. Set {key}{meant} to a directory that "
-        "save_pretrained wrote or to a hub id."
+        f"such as {patterns[0]}, got one with {found}. {fix}"
     )
+
+
+def _model_of_run(path: Path, key: str) -> str:
+    """Return the remedy for a run's directory, or its checkpoints; empty for another path."""
+    inner = next((one for one in (path, path.parent) if one.name == "checkpoints"), None)
+    run = path if inner is None else inner.parent
+    if (run / "final").is_dir():
+        return f"Set {key} to {run / 'final'}, the model of that run."
+    if (run / "checkpoints").is_dir():
+        return (
+            f"The run {run} has no final model. Write one from a checkpoint with lit-grpo "
+            f"checkpoints {run} --export DIRECTORY, and set {key} to that directory."
+        )
+    return ""
 
 
 def _check_short_name(what: str, source: str, key: str) -> None:

@@ -91,6 +91,18 @@ def test_an_unknown_architecture_is_refused():
         Policy(architecture={"model_type": "lama"}).load(with_reference=False)
 
 
+@pytest.mark.parametrize("part", ["", "checkpoints", "checkpoints/last.ckpt"])
+def test_a_run_and_its_checkpoints_are_told_where_a_model_is_or_how_to_write_one(tmp_path, part):
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints/last.ckpt").touch()
+    with pytest.raises(UserError, match=rf"lit-grpo checkpoints {run} --export DIRECTORY, and set"):
+        Policy(path=str(run / part)).load(with_reference=False)
+    (run / "final").mkdir()
+    with pytest.raises(UserError, match=rf"Set model\.policy\.path to {run}/final, the model of"):
+        Policy(path=str(run / part)).load(with_reference=False)
+
+
 def test_a_mistyped_field_of_an_architecture_is_refused_with_the_one_that_was_meant():
     what = (
         r"architecture\.num_hiden_layers: LlamaConfig has no such field. Did you mean num_hidden_"
