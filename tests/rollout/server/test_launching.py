@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 import socket
 import sys
@@ -17,6 +18,7 @@ from lit_grpo.rollout.server.api_key import Guard
 from lit_grpo.rollout.server.launching import (
     check_program,
     choose_ports,
+    installed_version,
     process_starters,
     served_model,
     warn_of_public_address,
@@ -181,6 +183,14 @@ def test_a_program_that_can_be_started_is_told_with_the_version_of_its_package()
     assert check_program(Launch(), "torch") == (sys.executable, version("torch"))
     assert check_program(Launch(program=["sh", "serve.sh"]), "vllm") == (shutil.which("sh"), "")
     assert check_program(Launch(), "") == (sys.executable, "")
+
+
+def test_a_package_may_come_from_a_distribution_of_another_name_or_from_none(tmp_path, monkeypatch):
+    assert installed_version(sys.executable, "yaml") == version("pyyaml")
+    (tmp_path / "of_no_distribution.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    assert installed_version(sys.executable, "of_no_distribution") == "of unknown version"
+    assert installed_version(sys.executable, "no_such_package") == ""
 
 
 @pytest.mark.parametrize(
