@@ -165,7 +165,8 @@ def _no_gold_column(rows: list[Row], mapping: Mapping[str, str]) -> UserError:
     if column_name(first, "prompt", mapping) is None:
         missing, nor = ["prompt", "answer"], ", nor as the prompt"
     return UserError(
-        f"{who} that is recognised as the gold answer (rewards compare completions with it){nor}; "
-        f"{shown} has {list_columns(first)}. Set data.columns: {{{guesses(first, missing)}}}, or "
-        f"data.require_answer: false if no reward needs a gold answer.{about_last_turn(first)}"
+        f"{who} that is recognised as the gold answer (rewards compare completions with it, and "
+        f"sft imitates it){nor}; {shown} has {list_columns(first)}. Set data.columns: "
+        f"{{{guesses(first, missing)}}}, or data.require_answer: false if no reward needs a gold "
+        f"answer, or if model.target_column of an sft names the column.{about_last_turn(first)}"
     )
