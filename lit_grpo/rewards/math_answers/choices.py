@@ -13,9 +13,10 @@ _OTHER_CHOICE = re.compile(r"(?<!\w)[(\[]?[A-J][)\]:]|\b(?:or|and)\s+[A-J]\b")
 _EMPHASIS = re.compile(r"[*_`\"']+")
 
 
-def is_choice(text: str) -> bool:
-    """Return whether a gold answer is the letter of a choice, A to J, as in "(B)" or "B."."""
-    return _LETTER.fullmatch(text.strip()) is not None
+def choice_of(gold: str) -> str | None:
+    """Return the letter, A to J, of a gold answer that names a choice, as in "(B)" or "B."."""
+    found = _LETTER.fullmatch(gold.strip())
+    return found and found[1]
 
 
 def choice_in(line: str) -> str | None:

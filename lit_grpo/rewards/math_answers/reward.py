@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lit_grpo.rewards.math_answers.answers import Answer
-from lit_grpo.rewards.math_answers.choices import is_choice
+from lit_grpo.rewards.math_answers.choices import choice_of
 from lit_grpo.rewards.math_answers.equality import are_equal, formulas_of
 from lit_grpo.rewards.math_answers.extraction import (
     NULL_GOLDS,
@@ -196,8 +196,8 @@ def _bare_golds(text: str) -> frozenset[str]:
 @lru_cache(maxsize=100_000)
 def _choices(text: str) -> frozenset[str]:
     """Return the letters of the gold answers that are choices, such as "(B)"."""
-    golds = [gold.text for gold in _read_golds(text) if gold is not None]
-    return frozenset(gold.strip("()[]. ") for gold in golds if is_choice(gold))
+    letters = (choice_of(gold.text) for gold in _read_golds(text) if gold is not None)
+    return frozenset(letter for letter in letters if letter)
 
 
 def _bare(text: str) -> str:
