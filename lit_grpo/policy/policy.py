@@ -33,13 +33,14 @@ from lit_grpo.policy.files.loading import (
 )
 from lit_grpo.policy.files.model_files import file_bytes, save_model
 from lit_grpo.policy.files.model_source import ModelSource
+from lit_grpo.policy.files.saved_weights import SavedWeights
 from lit_grpo.policy.files.shard_loading import (
     copy_shards,
     drop_placeholders,
-    files_to_read_in_parts,
     load_shards,
     model_of_placeholders,
     warn_of_whole_load,
+    weights_to_read_in_parts,
 )
 from lit_grpo.policy.lora import LoRA, add_lora, is_adapter
 from lit_grpo.policy.named_weights import base_weights, gather
@@ -193,11 +194,11 @@ class Policy(nn.Module):
             self._refuse_missing_reference(with_reference, refreshes_reference)
             return
         self.sharding = sharding
-        files = None
+        saved = None
         if sharding.loads_parts:
-            files = files_to_read_in_parts(self.path, self.lora, **self._loading_options)
-        model = self._initial_model(load_model if files is None else model_of_placeholders)
-        if sharding.loads_parts and files is None and self.path is not None:
+            saved = weights_to_read_in_parts(self.path, self.lora, **self._loading_options)
+        model = self._initial_model(load_model if saved is None else model_of_placeholders)
+        if sharding.loads_parts and saved is None and self.path is not None:
             warn_of_whole_load(model)
         self.loaded_from = None if self.path is None else ModelSource.of(self.path)
         use_packing = self.packing and runs_packs(model)
@@ -207,7 +208,7 @@ class Policy(nn.Module):
             self._checkpoint_layers(model)
         self.model = model if self.lora is None else add_lora(model, self.lora)
         self.model.train()
-        self._shard(self.model, model, files)
+        self._shard(self.model, model, saved)
         if self.reference_model is not None:
             self._shard_reference(self.reference_model)
         check_body_and_head(model, sharding)
@@ -234,18 +235,18 @@ class Policy(nn.Module):
                 "trained since. Make a new Policy for each module."
             )
 
-    def _shard(self, model: Any, base: PreTrainedModel, files: Path | None) -> None:
+    def _shard(self, model: Any, base: PreTrainedModel, saved: SavedWeights | None) -> None:
         """Shard a model in place, and read its weights if it has none yet.
 
         Args:
             model: The model, or ``peft`` around it.
-            files: Directory of the weights; None if it has them.
+            saved: Weights to read; None if it has them.
         """
-        if files is not None:
+        if saved is not None:
             drop_placeholders(base)
         self.sharding.shard(base)
-        if files is not None:
-            load_shards(model, base, files, self.sharding.device)
+        if saved is not None:
+            load_shards(model, base, saved, self.sharding.device)
 
     def _shard_reference(self, reference: PreTrainedModel) -> None:
         """Shard the reference in place, with the weights of the policy, if it has none yet."""

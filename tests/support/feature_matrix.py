@@ -53,7 +53,11 @@ KILLED = "L::test_a_rank_leaves_when_one_that_it_shares_a_model_with_is_killed"
 CRASH = "M::test_a_machine_that_crashes_ends_the_other"
 
 REFERENCES = [
-    *("files with a reference", "moving reference", "reference in the reward, several updates"),
+    *(
+        "experts of files, with a reference",
+        "moving reference",
+        "reference in the reward, several updates",
+    ),
     *("lora with a reference", "lora with a moving reference"),
     *("tied, checkpointing", "padded, entropy"),
 ]

@@ -10,6 +10,7 @@ import lightning as L
 import torch
 from small_runs import ShareOfLowBytes
 from tiny import LLAMA, perturbed, prompt, tiny_policy
+from weight_policies import MIXTRAL
 
 from lit_grpo.distributed.ranks import get_rank
 from lit_grpo.objective import (
@@ -132,8 +133,8 @@ CASES: dict[str, dict[str, Any]] = {
         "objective": Objective(kl=KLTerm(coef=0.1, refresh_every=2)),
     },
     "a rank without rewards": {"rewards": [NoRewardOnRank1()]},
-    "files with a reference": {
-        "policy": FROM_FILES,
+    "experts of files, with a reference": {
+        "policy": FROM_FILES | {"path": "experts"},
         "objective": Objective(kl=KLTerm(coef=0.1)),
     },
     "files, tied": {"policy": FROM_FILES | {"path": "tied"}},
@@ -175,7 +176,7 @@ REFUSED = {
 }
 """What DeepSpeed does not train, and what cannot sample with divided weights; nor is a policy
 compiled in stage 3."""
-SAVED = {"untied": LLAMA, "tied": TIED}
+SAVED = {"untied": LLAMA, "tied": TIED, "experts": MIXTRAL}
 """Policies whose weights are in files of the working directory."""
 SKIPPING = {
     "not finite": {"callbacks": [SpoilGradient()]},

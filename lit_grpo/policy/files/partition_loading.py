@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
+from transformers import PreTrainedModel
+
+from lit_grpo.policy.files.saved_weights import SavedWeights
 
 
 @torch.no_grad()
-def load_partitions(weights: Mapping[str, Tensor], directory: Path) -> None:
+def load_partitions(
+    weights: Mapping[str, Tensor],
+    base: PreTrainedModel,
+    saved: SavedWeights,
+    files: Mapping[str, Any],
+) -> None:
     """Read this rank's partitions of weights from the safetensors files that have all of them.
 
     Args:
         weights: Name -> partitioned parameter.
+        base: The model.
+        files: The open files, by the names of their weights.
     """
-    left = dict(weights)
-    for file in sorted(directory.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as saved:
-            for name in left.keys() & {*saved.keys()}:
-                _load_partition(left.pop(name), saved.get_slice(name))
-    assert not left
+    for name, source in saved.names.items():
+        _load_partition(weights[name], files[source].get_slice(source))
+    for name, value in saved.converted(base, files):
+        _load_partition(weights[name], value)
 
 
 def _load_partition(weight: Any, saved: Any) -> None:

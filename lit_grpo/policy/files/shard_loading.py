@@ -19,10 +19,12 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from lit_grpo.policy.files.loading import is_hub_id, model_without_weights, outline_model
 from lit_grpo.policy.files.partition_loading import load_partitions
+from lit_grpo.policy.files.saved_weights import SavedWeights, find_weights
 from lit_grpo.policy.files.weight_files import check_weight_files
 from lit_grpo.policy.lora import LoRA, is_adapter
 from lit_grpo.policy.named_weights import base_weights
@@ -33,11 +35,13 @@ log = logging.getLogger(__name__)
 PATTERNS = ["*.json", "*.safetensors", "*.py"]
 
 
-def files_to_read_in_parts(path: str | None, lora: LoRA | None, **options: Any) -> Path | None:
-    """Return the directory of files from which every rank can read its parts.
+def weights_to_read_in_parts(
+    path: str | None, lora: LoRA | None, **options: Any
+) -> SavedWeights | None:
+    """Return the weights of files from which every rank can read its parts.
 
-    None if each rank has to load the whole model: there are no safetensors files, their names or
-    shapes differ from the model's, or LoRA trains layers in full, which are copied from loaded
+    None if each rank has to load the whole model: there are no safetensors files, they do not have
+    all of its weights as it needs them, or LoRA trains layers in full, which are copied from loaded
     ones.
 
     Args:
@@ -49,11 +53,7 @@ def files_to_read_in_parts(path: str | None, lora: LoRA | None, **options: Any) 
     directory = Path(snapshot_download(path, allow_patterns=PATTERNS) if is_hub_id(path) else path)
     if not any(directory.glob("*.safetensors")):
         return None
-    saved = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
-    needed = base_weights(outline_model(path, **options))
-    shapes = {name: getattr(one, "size", None) for name, one in saved.items()}
-    fits = all(shapes.get(name) == one.shape for name, one in needed.items())
-    return directory if fits else None
+    return find_weights(directory, outline_model(path, **options))
 
 
 @rank_zero_only
@@ -62,7 +62,7 @@ def warn_of_whole_load(model: PreTrainedModel) -> None:
     log.warning(
         "Every rank has the whole policy in host memory (%.3g GiB each) before it keeps its part: "
         "an adapter is merged on loading, lora.modules_to_save is set, or the files are not "
-        "safetensors with the model's names of the weights, as those of most mixtures of experts.",
+        "safetensors with all weights of the model.",
         sum(one.nbytes for one in model.parameters()) / 2**30,
     )
 
@@ -71,8 +71,18 @@ def model_of_placeholders(path: str, **options: Any) -> PreTrainedModel:
     """Return what `load_model` would load, with placeholders in host memory for its weights."""
     with init_empty_weights(include_buffers=False):
         model = model_without_weights(path, **options)
-    _replace_parameters(model, lambda one: torch.zeros((), dtype=one.dtype).expand(one.shape))
+    _replace_parameters(model, _placeholder)
     return model
+
+
+def _placeholder(parameter: nn.Parameter) -> Tensor:
+    """Return zeros of a parameter's shape that share one number, or matrices that share one.
+
+    Products with all experts of a layer need matrices whose numbers have places of their own.
+    """
+    is_stack = parameter.ndim > 2
+    zeros = torch.zeros(parameter.shape[-2:] if is_stack else (), dtype=parameter.dtype)
+    return zeros.expand(parameter.shape)
 
 
 def drop_placeholders(model: PreTrainedModel) -> None:
@@ -114,19 +124,38 @@ def _replace_parameters(model: PreTrainedModel, make: Callable[[nn.Parameter], T
     model.tie_weights()
 
 
-def load_shards(model: Any, base: PreTrainedModel, directory: Path, device: str) -> None:
+def load_shards(model: Any, base: PreTrainedModel, saved: SavedWeights, device: str) -> None:
     """Read this rank's parts of a sharded model; every rank must call this.
+
+    Weights that files have in pieces, such as the experts of a layer, are whole in host memory one
+    after the other.
 
     Args:
         model: The model, or ``peft`` around it.
         device: Where the weights go.
     """
-    if any(map(is_partitioned, base.parameters())):
-        load_partitions(base_weights(model), directory)
-        return
-    _allocate(base, device)
-    weights = {name: one.detach() for name, one in base_weights(model).items()}
-    load(weights, storage_reader=HuggingFaceStorageReader(str(directory)))
+    with saved.opened() as files:
+        if any(map(is_partitioned, base.parameters())):
+            load_partitions(base_weights(model), base, saved, files)
+        else:
+            _allocate(base, device)
+            weights = {name: one.detach() for name, one in base_weights(model).items()}
+            same = {source: weights[name] for name, source in saved.names.items()}
+            load(same, storage_reader=HuggingFaceStorageReader(str(saved.directory)))
+            for name, value in saved.converted(base, files):
+                copy_part(weights[name], value)
+    untyped: Any = base
+    untyped._weight_conversions = list(saved.transforms)  # as if `transformers` had loaded it
+
+
+@torch.no_grad()
+def copy_part(weight: Tensor, value: Tensor) -> None:
+    """Give a weight, which may be sharded, its part of a value that every rank has."""
+    if isinstance(weight, DTensor):
+        part = distribute_tensor(value, weight.device_mesh, weight.placements, src_data_rank=None)
+        weight.to_local().copy_(part.to_local())
+    else:
+        weight.copy_(value)
 
 
 def _allocate(model: PreTrainedModel, device: str) -> None:

@@ -1,12 +1,15 @@
 """Each rank reads its partitions: put together, they are the weights of the files."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny import tiny_policy
 
 from lit_grpo.policy.files.partition_loading import load_partitions
+from lit_grpo.policy.files.saved_weights import SavedWeights
 
 SHAPES = {"matrix": (5, 3), "vector": (7,), "cube": (4, 2, 3), "small": (2,), "single": ()}
 
@@ -22,6 +25,12 @@ def partitioned(shape: tuple[int, ...], rank: int, num_ranks: int) -> SimpleName
     )
 
 
+def load(weights: dict[str, SimpleNamespace], directory: Path) -> None:
+    saved = SavedWeights(directory, {name: name for name in weights}, [], [])
+    with saved.opened() as files:
+        load_partitions(weights, tiny_policy().model, saved, files)
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
 def test_the_partitions_of_all_ranks_are_the_weights_and_the_rest_is_padding(tmp_path, num_ranks):
     weights = {name: torch.rand(shape) for name, shape in SHAPES.items()}
@@ -32,7 +41,7 @@ def test_the_partitions_of_all_ranks_are_the_weights_and_the_rest_is_padding(tmp
         for rank in range(num_ranks)
     ]
     for rank in ranks:
-        load_partitions(rank, tmp_path)
+        load(rank, tmp_path)
     for name, weight in weights.items():
         found = torch.cat([rank[name].ds_tensor for rank in ranks])
         assert found[: weight.numel()].equal(weight.flatten())
@@ -42,5 +51,5 @@ def test_the_partitions_of_all_ranks_are_the_weights_and_the_rest_is_padding(tmp
 def test_values_get_the_type_of_the_weight(tmp_path):
     save_file({"vector": torch.tensor([0.5, 2.0]).bfloat16()}, tmp_path / "model.safetensors")
     weight = partitioned((2,), 0, 1)
-    load_partitions({"vector": weight}, tmp_path)
+    load({"vector": weight}, tmp_path)
     assert weight.ds_tensor.tolist() == [0.5, 2.0]

@@ -30,8 +30,8 @@ from lit_grpo.policy import policy as policy_module
 from lit_grpo.policy.files.model_files import save_model
 from lit_grpo.policy.files.shard_loading import (
     copy_without_weights,
-    files_to_read_in_parts,
     model_of_placeholders,
+    weights_to_read_in_parts,
 )
 from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.policy.sharding import Sharding
@@ -39,6 +39,13 @@ from lit_grpo.policy.sharding import Sharding
 OPTIONS = {"dtype": "float32", "attn_implementation": None, "trust_remote_code": False}
 M_MMAP_THRESHOLD = -3
 LARGE = LLAMA | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 24}
+EXPERTS = LARGE | {
+    "model_type": "mixtral",
+    "intermediate_size": 256,
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+}
+"""Files have the experts one by one, and two ranks unlike shares of them."""
 
 
 def saved(directory: Path, architecture: dict[str, object] = LLAMA, **settings) -> Path:
@@ -158,15 +165,18 @@ def highest(measure):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "make_sharding",
+    ("make_sharding", "architecture"),
     [
-        pytest.param(sharding_of_two, id="fsdp2"),
-        pytest.param(zero_3, id="zero3", marks=needs_deepspeed),
+        pytest.param(sharding_of_two, LARGE, id="fsdp2"),
+        pytest.param(sharding_of_two, EXPERTS, id="fsdp2 experts"),
+        pytest.param(zero_3, EXPERTS, id="zero3 experts", marks=needs_deepspeed),
     ],
 )
-def test_no_rank_has_the_whole_model_in_memory_as_it_is_read_and_streamed(tmp_path, make_sharding):
+def test_no_rank_has_the_whole_model_in_memory_as_it_is_read_and_streamed(
+    tmp_path, make_sharding, architecture
+):
     """Files in bfloat16, as most are: a model that is loaded from them whole is not their pages."""
-    path = saved(tmp_path / "model", dtype="bfloat16", architecture=LARGE)
+    path = saved(tmp_path / "model", dtype="bfloat16", architecture=architecture)
     whole = tiny_policy(path=str(path), architecture=None)
     size = sum(one.nbytes for one in whole.model.parameters())
     expected = {name: float(weight.sum()) for name, weight in named_weights(whole.model)}
@@ -211,7 +221,7 @@ def test_placeholders_have_shapes_buffers_and_ties_but_no_memory(tmp_path):
 )
 def test_otherwise_each_rank_loads_the_whole_model(tmp_path, why):
     path, lora = saved(tmp_path / "model"), None
-    assert files_to_read_in_parts(str(path), lora, **OPTIONS) == path
+    assert weights_to_read_in_parts(str(path), lora, **OPTIONS).directory == path
     if why == "no files":
         (path / "model.safetensors").unlink()
     elif why == "an adapter":
@@ -223,14 +233,14 @@ def test_otherwise_each_rank_loads_the_whole_model(tmp_path, why):
         config.write_text(json.dumps(settings))
     else:
         lora = LoRA(modules_to_save=["lm_head"])
-    assert files_to_read_in_parts(str(path), lora, **OPTIONS) is None
+    assert weights_to_read_in_parts(str(path), lora, **OPTIONS) is None
 
 
 def test_names_of_several_files_count_together(tmp_path):
     policy = tiny_policy()
     save_model(policy.model, tmp_path, shard_bytes=20_000)
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    assert files_to_read_in_parts(str(tmp_path), None, **OPTIONS) == tmp_path
+    assert weights_to_read_in_parts(str(tmp_path), None, **OPTIONS).directory == tmp_path
 
 
 class PartsOnOneRank(Sharding):

@@ -8,7 +8,7 @@ import pytest
 from tiny import tiny_policy
 
 from lit_grpo.policy import Policy
-from lit_grpo.policy.files.shard_loading import files_to_read_in_parts
+from lit_grpo.policy.files.shard_loading import weights_to_read_in_parts
 from lit_grpo.policy.files.weight_files import check_weight_files
 
 OPTIONS = {"dtype": "float32", "attn_implementation": None, "trust_remote_code": False}
@@ -37,7 +37,7 @@ def test_a_file_that_was_cut_off_is_named(saved, kept):
     with pytest.raises(ValueError, match=expected):
         Policy(path=str(saved)).load(with_reference=False)
     with pytest.raises(ValueError, match=expected):
-        files_to_read_in_parts(str(saved), None, **OPTIONS)
+        weights_to_read_in_parts(str(saved), None, **OPTIONS)
 
 
 @pytest.mark.parametrize("text", ['{"weight_map": {"a"', "{}", "[]"])
