@@ -113,6 +113,8 @@ class GRPOModule(EvaluatedModule):
         UserError: a setting is out of range, or settings contradict each other.
     """
 
+    usual_lora_rate = 1e-5
+
     def __init__(
         self,
         policy: Policy,

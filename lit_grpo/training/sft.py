@@ -72,6 +72,8 @@ class SFTModule(EvaluatedModule):
         seed: Seed of all random numbers of the run.
     """
 
+    usual_lora_rate = 2e-4
+
     def __init__(
         self,
         policy: Policy,

@@ -24,10 +24,10 @@ from lit_grpo.training.checks.compatibility import (
     refuse_averages,
     say_if_endless,
     say_without_rows,
-    warn_of_learning_rate,
     warn_without_validation,
 )
 from lit_grpo.training.checks.gathering import report_gathering
+from lit_grpo.training.checks.learning_rates import warn_of_learning_rate
 from lit_grpo.training.checks.monitors import check_monitors, warn_of_unasked
 from lit_grpo.training.collecting.generation import load_weights
 from lit_grpo.training.metrics import Metrics
@@ -99,7 +99,7 @@ class EvaluatedModule(ResumableModule):
                 self.global_step,
             )
         say_if_endless(self.trainer)
-        warn_of_learning_rate(self.trainer, self.warmup_steps)
+        warn_of_learning_rate(self.trainer, self)
         if self.engine.samples_with_policy:
             report_gathering(self.policy)
         loader = self._val_loader()

@@ -12,7 +12,7 @@ from engine_runs import command, running
 from paths import SUPPORT
 from small_runs import make_module
 from tiny import LLAMA
-from worker_processes import wait_until
+from worker_processes import has_ended, wait_until
 
 from lit_grpo import AdditionData, Trainer, UserError
 from lit_grpo.runs import launcher
@@ -146,7 +146,7 @@ def test_an_error_of_all_ranks_is_printed_once(tmp_path, importer):
     }
     with forked_ranks(importer, tmp_path, settings, num_ranks=3) as started:
         assert started.processes[0].wait(200) == ExitCode.WRONG_INPUT
-        time.sleep(launcher.SAME_ERROR_SECONDS)  # the other ranks end after rank 0
+        wait_until(lambda: has_ended(started.pids[0]))  # the other ranks end after rank 0
     assert (tmp_path / "said.txt").read_text().count("error: nowhere.jsonl: no such file") == 1
 
 

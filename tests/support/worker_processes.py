@@ -41,6 +41,19 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
+def lives_in_session(pid: int, leader: int) -> bool:
+    try:
+        return os.getsid(pid) == leader and is_alive(pid)
+    except ProcessLookupError:
+        return False
+
+
+def has_ended(leader: int) -> bool:
+    """Return whether no process of a session is left."""
+    pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    return not any(lives_in_session(pid, leader) for pid in pids)
+
+
 def is_busy(pid: int) -> bool:
     """Return whether a process has computed for half a second since the first call."""
     ticks = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))

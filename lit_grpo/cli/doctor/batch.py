@@ -17,7 +17,8 @@ from lit_grpo.data import PromptLoader, TrainingLoader
 from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.stopping import has_last_step, limit_of_zero
 from lit_grpo.training.batching import UpdateConfig
-from lit_grpo.training.checks.compatibility import is_endless, warn_of_high_rate, warn_of_warm_up
+from lit_grpo.training.checks.compatibility import is_endless
+from lit_grpo.training.checks.learning_rates import warn_of_rate, warn_of_warm_up
 from lit_grpo.training.checks.monitors import check_monitors, warn_of_unasked
 from lit_grpo.training.checks.strategies import is_zero_3, refuse_compiled, refuse_unsupported
 from lit_grpo.training.checks.unused_settings import settings_without_effect
@@ -41,7 +42,7 @@ def check_batch(run: BuiltRun) -> Iterator[Finding]:
     yield from _length(run)
     warn_of_warm_up(run.trainer, run.module.warmup_steps)
     with suppress(UserError):  # which the checks of memory and disk report
-        warn_of_high_rate(run.module.build_optimizer([nn.Parameter(torch.zeros(1))]))
+        warn_of_rate(run.module.build_optimizer([nn.Parameter(torch.zeros(1))]), run.module)
 
 
 def _sizes(step: StepSizes, run: BuiltRun) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import lightning as L
 from lightning.pytorch.callbacks import Timer, WeightAveraging
 from lightning.pytorch.utilities import rank_zero_only
-from torch.optim import Optimizer
 
 from lit_grpo.data import TrainingLoader
 from lit_grpo.objective import AdvantageConfig, Objective
@@ -226,30 +225,6 @@ def check_completions_fit(positions: int | None, sampling: Sampling) -> None:
 
 
 @rank_zero_only
-def warn_of_high_rate(optimizer: Optimizer) -> None:
-    """Warn of a learning rate above 1 with Adam or a relative, such as 1e4 for 1e-4."""
-    wrapped = getattr(optimizer, "optimizer", optimizer)  # by DeepSpeed
-    group = optimizer.param_groups[0]
-    rate = float(group.get("initial_lr", group["lr"]))  # before the factor of a schedule
-    if "adam" not in type(wrapped).__name__.lower() or rate <= 1:
-        return
-    mantissa, exponent = f"{rate:.3e}".split("e")
-    meant = f" Did you mean {float(f'{mantissa}e-{int(exponent)}'):g}?" if rate >= 10 else ""
-    log.warning(
-        "the learning rate is %g: %s moves each weight by about as much in every step, which "
-        "destroys the policy at once.%s Set model.optimizer.lr.",
-        *(rate, type(wrapped).__name__, meant),
-    )
-
-
-def warn_of_learning_rate(trainer: L.Trainer, warmup_steps: int) -> None:
-    """Warn if the learning rate is never reached, or is far too high."""
-    warn_of_warm_up(trainer, warmup_steps)
-    for optimizer in trainer.optimizers:
-        warn_of_high_rate(optimizer)
-
-
-@rank_zero_only
 def say_if_endless(trainer: L.Trainer) -> None:
     """Log how a run ends that has no last step and no time limit."""
     if is_endless(trainer):
@@ -264,17 +239,6 @@ def is_endless(trainer: L.Trainer) -> bool:
     """Return whether neither a last step nor a time limit ends a run."""
     has_limit = any(isinstance(one, Timer) for one in trainer.callbacks)  # type: ignore[attr-defined]
     return not has_last_step(trainer) and not has_limit
-
-
-@rank_zero_only
-def warn_of_warm_up(trainer: L.Trainer, warmup_steps: int) -> None:
-    """Warn if a run ends before its learning rate is reached."""
-    if 0 < trainer.max_steps <= warmup_steps and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-        log.warning(
-            "the learning rate is never reached: model.warmup_steps is %d, and the run ends after "
-            "%d optimizer steps (trainer.max_steps). Lower model.warmup_steps.",
-            *(warmup_steps, trainer.max_steps),
-        )
 
 
 @rank_zero_only

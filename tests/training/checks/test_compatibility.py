@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, Timer
 from small_runs import PROMPTS, make_module, make_trainer
 from tiny import prompt
@@ -15,11 +14,7 @@ from lit_grpo.training.checks.compatibility import (
     check_prompts_fit,
     say_if_endless,
     say_without_rows,
-    warn_of_high_rate,
-    warn_of_learning_rate,
-    warn_of_warm_up,
 )
-from lit_grpo.training.optimizer.master_weights import MasterAdamW
 from lit_grpo.types import UserError
 
 
@@ -36,18 +31,6 @@ def test_prompts_that_leave_no_room_for_a_completion_are_refused():
     check_prompts_fit(None, sampling, [prompt("x" * 1000)])
     with pytest.raises(UserError, match="33 tokens .*max_prompt_tokens to at most 32"):
         check_prompts_fit(64, sampling, [prompt("x"), prompt("x" * 33)])
-
-
-@pytest.mark.parametrize(
-    ("max_steps", "warmup_steps", "is_dry", "warns"),
-    [(2, 2, False, True), (3, 2, False, False), (-1, 50, False, False), (1, 50, True, False)],
-)
-def test_a_warm_up_that_lasts_to_the_end_is_named(max_steps, warmup_steps, is_dry, warns, caplog):
-    trainer = SimpleNamespace(max_steps=max_steps, fast_dev_run=is_dry)
-    warn_of_warm_up(trainer, warmup_steps)
-    assert [line.split(":")[0] for line in caplog.messages] == warns * [
-        "the learning rate is never reached"
-    ]
 
 
 @pytest.mark.parametrize(
@@ -93,31 +76,3 @@ def test_an_interval_without_held_out_rows_is_named(interval, limit, says, caplo
     say_without_rows(SimpleNamespace(val_check_interval=interval, limit_val_batches=limit))
     named = [line.partition(" has no effect")[0] for line in caplog.messages]
     assert named == says * ["no row is held out: trainer.val_check_interval (20)"]
-
-
-def make_optimizer(kind: type = torch.optim.AdamW, **settings) -> torch.optim.Optimizer:
-    return kind([torch.nn.Parameter(torch.zeros(1))], **settings)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "meant"),
-    [
-        (make_optimizer(lr=1e4), " Did you mean 0.0001?"),
-        (make_optimizer(MasterAdamW, lr=2e5), " Did you mean 2e-05?"),
-        (make_optimizer(lr=3.0), ""),
-    ],
-)
-def test_a_rate_above_1_is_named_with_the_one_that_was_meant(optimizer, meant, caplog):
-    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)  # warms up from 0
-    warn_of_learning_rate(SimpleNamespace(max_steps=1, optimizers=[optimizer]), 0)
-    (message,) = caplog.messages
-    assert message.startswith("the learning rate is ")
-    assert message.endswith(f"destroys the policy at once.{meant} Set model.optimizer.lr.")
-
-
-@pytest.mark.parametrize(
-    "optimizer", [make_optimizer(lr=1.0), make_optimizer(torch.optim.SGD, lr=1e4)]
-)
-def test_a_rate_that_the_optimizer_may_have_is_not_named(optimizer, caplog):
-    warn_of_high_rate(optimizer)
-    assert caplog.messages == []
