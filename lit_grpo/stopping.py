@@ -132,12 +132,14 @@ _IN_PYTHON = {
 }
 """Command that needs the config of a run -> what is done where a program has made the trainer."""
 _AUTO_IN_PYTHON = 'trainer.fit(…, ckpt_path="auto")'
+ROWS_ARE_KEPT = "; the rows that were being scored are in completions/"
 
 
 def for_this_run(trainer: L.Trainer, text: str) -> str:
     """Return advice with the directory of the run instead of ``RUN`` in commands.
 
-    Where a program has made the trainer, it names calls instead of commands and options.
+    Where a program has made the trainer, it names calls instead of commands and options, and no
+    files if it is Lightning's own, which writes none.
     """
     run_dir = trainer.default_root_dir
     has_config = Path(run_dir, "config.yaml").exists()
@@ -147,7 +149,19 @@ def for_this_run(trainer: L.Trainer, text: str) -> str:
         return in_python or f"lit-grpo {command[1]} {shlex.quote(run_dir)}"
 
     text = _COMMAND.sub(named, text)
+    text = text if logs_run(trainer) else text.replace(ROWS_ARE_KEPT, "")
     return text if has_config else text.replace("--ckpt_path auto", _AUTO_IN_PYTHON)
+
+
+def logs_run(trainer: L.Trainer) -> bool:
+    """Return whether a run's files are written, and its end is logged: not by a plain trainer."""
+    return getattr(trainer, "logs_run", False)
+
+
+def log_stop(trainer: L.Trainer) -> None:
+    """Log why a run was stopped, if nothing else does at its end."""
+    if (reason := get_stop_reason(trainer)) and trainer.is_global_zero and not logs_run(trainer):
+        log.error("%s", reason.message)
 
 
 def stop_run(trainer: L.Trainer, reason: StopReason) -> None:

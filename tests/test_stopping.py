@@ -9,9 +9,12 @@ from contextlib import suppress
 import pytest
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 from processes import running
+from small_runs import fit as fit_module
+from small_runs import make_module
 from toy_rollouts import fit, outputs, rollouts
 from worker_processes import is_alive, wait_until
 
+from lit_grpo import AdditionData, Reward, Trainer
 from lit_grpo.stopping import (
     ExitCode,
     exit_code_of_error,
@@ -34,6 +37,30 @@ def test_a_stopped_run_ends_after_its_step_without_a_validation_and_keeps_the_fi
     assert trainer.global_step == 1
     assert get_stop_reason(trainer).message == "first"
     assert "val/accuracy" not in trainer.callback_metrics
+
+
+class Boom(Reward):
+    def score(self, prompt, completion):
+        raise KeyError("keywords")
+
+
+def test_a_trainer_of_lightning_logs_why_it_stopped_and_names_no_files_that_it_does_not_write(
+    caplog,
+):
+    module = make_module(rewards=[Boom()])
+    assert fit_module(module, max_steps=2) == [{}]  # the step is undone
+    (said,) = (one.message for one in caplog.records if one.levelname == "ERROR")
+    assert said.startswith("Stopped because of a bug in reward")
+    assert "The step was not trained on." in said
+    assert "completions/" not in said
+
+
+def test_a_trainer_that_logs_its_end_says_once_why_it_stopped(tmp_path, caplog):
+    trainer = Trainer(tmp_path, max_steps=2, accelerator="cpu", enable_progress_bar=False)
+    data = AdditionData(1, train_size=8, validation_size=0, prompts_per_step=4)
+    trainer.fit(make_module(rewards=[Boom()]), data)
+    (said,) = (one for one in caplog.messages if "bug in reward" in one)
+    assert "the rows that were being scored are in completions/" in said
 
 
 class StopWith(Callback):

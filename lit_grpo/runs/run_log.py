@@ -64,6 +64,7 @@ def logged_run(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[
 @contextmanager
 def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[None]:
     run_log = open_run_log(run_dir, trainer.global_rank)
+    trainer.logs_run = True  # type: ignore[attr-defined]
     is_done = False
     try:
         _warn_of_nesting(run_dir)

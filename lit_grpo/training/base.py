@@ -25,6 +25,7 @@ from lit_grpo.policy.sharding import WHOLE, Sharding, T, is_divided, refused_pas
 from lit_grpo.rewards.scoring.reasoning import Reasoning
 from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
 from lit_grpo.rollout.requests import stop_token_ids
+from lit_grpo.stopping import log_stop
 from lit_grpo.training.checks.compatibility import check_completions_fit, undeclared_passes
 from lit_grpo.training.checks.monitors import warn_of_unlogged
 from lit_grpo.training.checks.same_run import RunSettings
@@ -161,6 +162,9 @@ class PolicyModule(L.LightningModule):
         self.engine.precision = self.trainer.precision
         self.engine.on_wait = self._waiting.take_part
         self.evaluation.suite.start(self.reasoning)
+
+    def on_fit_end(self) -> None:
+        log_stop(self.trainer)
 
     def teardown(self, stage: str) -> None:
         self.close()

@@ -31,6 +31,7 @@ KEYS = {
     "max_response_length": "model.sampling.max_tokens",
     "max_prompt_length": "data.max_prompt_tokens",
     "reward_funcs": "model.rewards",
+    "reward_weights": "model.rewards (the weight of each)",
     "num_iterations": "model.update.epochs",
     "ppo_epochs": "model.update.epochs",
     "grad_clip": "model.update.max_grad_norm",

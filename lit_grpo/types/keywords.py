@@ -19,10 +19,12 @@ OWNERS = {"model": "GRPOModule", "data": "PromptData", "trainer": "Trainer"}
 IN_PROGRAMS = {
     "model.optimizer.lr": "optimizer, such as functools.partial(torch.optim.AdamW, lr=1e-5)",
     "seed_everything (or model.seed for the training alone)": "seed of GRPOModule",
+    "model.rewards (the weight of each)": "weight of each reward, such as MathReward(weight=0.5)",
     "run_dir": "run_dir of Trainer",
     "ckpt_path": "ckpt_path of Trainer.fit",
 }
 """Name of a config setting -> what to set in a program, if it is more than the name of a class."""
+A_MODEL = "path to the directory into which save_pretrained of the model has written it"
 
 Class = TypeVar("Class", bound=type)
 
@@ -59,7 +61,9 @@ def refuse_unknown(
     for name in names:
         if name in known:
             continue
-        if name in NAMES:
+        if (owner, name) == ("Policy", "model"):
+            hint = f" Set {A_MODEL}."
+        elif name in NAMES:
             hint = f" Set {_in_program(NAMES[name], owner, known)}."
         elif inner and name in inner:
             hint = f" Set {inner[name]} of {owner}."

@@ -106,7 +106,7 @@ ARGUMENTS = {
     "--model.optimizer=3.0e-4": "got 3.0e-4. The learning rate is model.optimizer.lr.",
     "--model.optimizer=[1]": "model.optimizer: expected a class, got [1].",
     "--model.sampling.stop x": "expected list[str], got x. A list of one is '[x]'.",
-    "--model.rewards MathRewrd": "A list of one is '[MathRewrd]'. Did you mean MathReward?",
+    "--model.rewards MathRewrd": "got MathRewrd. Did you mean '[MathReward]'?",
     "--model.lr 1e-4": "model.lr: no such key. Did you mean model.optimizer.lr?",
     "--model.weight_decay 0": "no such key. Did you mean model.optimizer.weight_decay?",
     "--model.rank 8": "model.rank: no such key. Did you mean model.policy.lora.rank?",

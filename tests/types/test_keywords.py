@@ -28,6 +28,7 @@ from lit_grpo.types.keywords import NAMES, _in_program
         ("num_train_epochs", "Set max_epochs of Trainer."),
         ("output_dir", "Set run_dir of Trainer."),
         ("reward", "Did you mean rewards?"),
+        ("reward_weights", "Set weight of each reward, such as MathReward(weight=0.5)."),
         ("use_liger", "For settings of other trainers see docs/guides/migrate.md."),
     ],
 )
@@ -53,7 +54,7 @@ def test_a_warm_up_refuses_them_too():
 
 def test_every_name_of_other_libraries_has_a_place_in_a_program():
     places = [_in_program(key, "Trainer", []) for key in NAMES.values()]
-    assert all(re.search(" of [A-Z]|functools", place) for place in places)
+    assert all(re.search(" of [A-Z]|functools|Reward", place) for place in places)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,11 @@ def test_every_name_of_other_libraries_has_a_place_in_a_program():
         (lit_grpo.LoRA, "r", "Set rank of LoRA."),
         (lit_grpo.LoRA, "lora_alpha", "Set alpha of LoRA."),
         (lit_grpo.Policy, "peft_config", "Set lora of Policy."),
+        (
+            lit_grpo.Policy,
+            "model",
+            "Set path to the directory into which save_pretrained of the model has written it.",
+        ),
         (lit_grpo.UpdateConfig, "num_iterations", "Set epochs of UpdateConfig."),
         (lit_grpo.PromptData, "train_dataset", "Set train of PromptData."),
         (lit_grpo.PromptData, "num_generations", "Set group_size of GRPOModule."),

@@ -87,9 +87,10 @@ def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
     if expected is int and re.fullmatch(r"\d+\.0+", value):
         hint = f" Write {int(float(value))}."
     if type_name(expected).startswith("list") and re.fullmatch(r"[\w./:-]+", value):
-        hint = f" A list of one is '[{value}]'."
         names = list(class_names(expected))
-        hint += "" if value in names else did_you_mean(value, names, similarity=0.8)
+        meant = "" if value in names else did_you_mean(value, names, similarity=0.8)
+        as_list = re.sub(r"mean (.*)\?", r"mean '[\1]'?", meant)
+        hint = as_list or f" A list of one is '[{value}]'."
     return f"{key}: expected {type_name(expected)}, got {shown}.{hint}"
 
 

@@ -23,9 +23,11 @@ from lit_grpo.types import (
     Prompt,
     RolloutBatch,
     Score,
+    UserCodeFailed,
     UserError,
     setting_error,
 )
+from lit_grpo.types.functions import users_traceback
 from lit_grpo.types.saved_state import saved_state
 from lit_grpo.types.spelling import did_you_mean
 
@@ -86,6 +88,7 @@ class RewardSuite:
 
         Raises:
             UserError: a reward cannot start, or the tokenizer hides the tags of the reasoning.
+            UserCodeFailed: the ``start`` of a reward has failed otherwise.
         """
         if self._runners is not None:
             return
@@ -95,11 +98,21 @@ class RewardSuite:
         self._runners = Runners(self.rewards)
         try:
             for reward in self.rewards:
-                self._runners.run_hook(reward.start)
+                self._start(reward)
                 self._started.append(reward)
         except BaseException:
             self.close()
             raise
+
+    def _start(self, reward: Reward) -> None:
+        try:
+            self._running().run_hook(reward.start)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserCodeFailed(
+                f"the start of reward {reward.name!r} failed:\n{users_traceback(error)}"
+            ) from error
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Let every reward check its data before training.

@@ -13,6 +13,7 @@ from lit_grpo.rewards.scoring.scoring import RewardFailed
 from lit_grpo.rewards.scoring.suite import RewardSuite
 
 NAN = float("nan")
+from lit_grpo.types import UserCodeFailed
 
 
 class Rank(Reward):
@@ -235,7 +236,8 @@ def test_if_a_reward_cannot_start_the_others_are_closed():
         def start(self):
             raise ValueError("no credentials")
 
-    with pytest.raises(ValueError, match="no credentials"):
+    bug = r"(?s)^the start of reward 'Refuses' failed:\n.*test_suite.py.*no credentials$"
+    with pytest.raises(UserCodeFailed, match=bug):
         RewardSuite([Lifecycle(log), Refuses(log)]).start()
     assert log == ["start", "close"]
 
