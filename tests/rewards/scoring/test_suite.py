@@ -11,9 +11,9 @@ from tiny import completion, prompt
 from lit_grpo.rewards import LengthReward, Reward
 from lit_grpo.rewards.scoring.scoring import RewardFailed
 from lit_grpo.rewards.scoring.suite import RewardSuite
+from lit_grpo.types import UserCodeFailed
 
 NAN = float("nan")
-from lit_grpo.types import UserCodeFailed
 
 
 class Rank(Reward):
@@ -236,7 +236,7 @@ def test_if_a_reward_cannot_start_the_others_are_closed():
         def start(self):
             raise ValueError("no credentials")
 
-    bug = r"(?s)^the start of reward 'Refuses' failed:\n.*test_suite.py.*no credentials$"
+    bug = r"(?s)^the start of reward 'refuses' failed:\n.*test_suite.py.*no credentials$"
     with pytest.raises(UserCodeFailed, match=bug):
         RewardSuite([Lifecycle(log), Refuses(log)]).start()
     assert log == ["start", "close"]
