@@ -12,7 +12,7 @@ import numpy as np
 
 from lit_grpo.data.loading.adaptive import AdaptiveOrder
 from lit_grpo.data.loading.curriculum import Curriculum, quotas
-from lit_grpo.data.loading.loader import TrainingLoader
+from lit_grpo.data.loading.loader import TrainingLoader, check_sizes
 from lit_grpo.data.loading.order import RowOrder
 from lit_grpo.types import GroupResult, Prompt, UserError
 
@@ -215,12 +215,7 @@ class MixtureLoader(TrainingLoader):
             self._orders[name].move_to(place)
 
     def _check_sizes(self) -> None:
-        if self.batch_size % self._world_size:
-            raise UserError(
-                f"prompts_per_step must be a multiple of {self._world_size}, the number of "
-                f"processes, got {self.batch_size} (each takes an equal share). Set "
-                "data.prompts_per_step."
-            )
+        check_sizes(self.batch_size, self._world_size, None, training=True)
         for numbers in self._quotas:
             for name, number in numbers.items():
                 num_rows = self._orders[name].num_rows

@@ -63,7 +63,8 @@ def _load_dataset(
             error = error.__cause__  # type: ignore[assignment]
         raise UserError(
             f"{source}: no dataset could be loaded ({type(error).__name__}: {error}). Write an "
-            "existing file or directory, or a Hub dataset as id, id:split or id:subset:split."
+            "existing file or directory, or a Hub dataset as id, id:split or id:subset:split; "
+            'prompts themselves, in Python, as [{"prompt": …}].'
         ) from error
     if isinstance(dataset, Mapping):
         chosen = _choose_split(source, dataset, split)
