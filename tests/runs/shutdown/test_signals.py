@@ -211,6 +211,28 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.parametrize(
+    ("launcher", "more"),
+    [(None, ""), ("TORCHELASTIC_RUN_ID", " The launcher of rank 0 has died.")],
+)
+def test_only_a_launcher_that_has_died_explains_a_signal_and_not_a_shell(
+    monkeypatch, launcher, more
+):
+    """The parent of a run is another one once the shell that started it has ended."""
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    if launcher is not None:
+        monkeypatch.setenv(launcher, "1")
+
+    def step(number):
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return STEP
+
+    reason = get_stop_reason(fit(step, [StopOnSignal()], steps=3))
+    assert reason.message == f"Ended by SIGTERM after 1 rollout step.{more}"
+
+
 def test_a_signal_does_not_replace_an_earlier_reason_to_stop(tmp_path):
     reason = StopReason(exit_code=7, message="first")
 
