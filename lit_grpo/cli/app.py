@@ -40,7 +40,13 @@ from lit_grpo.runs.launcher import ends_with_rank_0
 from lit_grpo.runs.run_log import logged_run, silence_chatter
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.runs.trainer_settings import refuse_automatic
-from lit_grpo.stopping import ExitCode, exit_code_of_error, get_stop_reason, has_taken_last_step
+from lit_grpo.stopping import (
+    ExitCode,
+    exit_code_of_error,
+    get_stop_reason,
+    has_taken_last_step,
+    limit_of_zero,
+)
 from lit_grpo.training.base import PolicyModule
 from lit_grpo.types import Diverged, OutOfMemory, RankCrashed, RankLost, UserCodeFailed, UserError
 from lit_grpo.types.errors import as_rank_lost
@@ -147,17 +153,23 @@ def _train(cli: CommandLine) -> int:
         log_overridden(cli.overridden)
         cli.trainer.fit(**cli.fit_arguments)
         is_left_undone = get_stop_reason(cli.trainer) is None and not has_begun(cli.trainer)
-        if cli.changes and is_left_undone:
-            is_early = cli.trainer.should_stop and not has_taken_last_step(cli.trainer)
-            remedy = "" if is_early else ": raise trainer.max_steps (or max_epochs) to go on"
-            rank_zero_only(log.warning)(
-                "no step was left to take, so that no change was applied%s", remedy
-            )
+        if is_left_undone and not limit_of_zero(cli.trainer):
+            _say_that_none_was_left(cli)
     reason = get_stop_reason(cli.trainer)
     if reason is None:
         _say_what_is_next(cli.command, run_dir)
     # Lightning kills rank 0 if a rank that it launched fails before rank 0 has ended.
     return ExitCode.DONE if reason is None or process_rank() > 0 else reason.exit_code
+
+
+@rank_zero_only
+def _say_that_none_was_left(cli: CommandLine) -> None:
+    """Log that a resumed run took no step, and what to set so that it does."""
+    is_early = cli.trainer.should_stop and not has_taken_last_step(cli.trainer)
+    level = logging.WARNING if cli.changes else logging.INFO
+    effect = ", so that no change was applied" if cli.changes else ""
+    remedy = "" if is_early else ": raise trainer.max_steps (or max_epochs) to go on"
+    log.log(level, "no step was left to take%s%s", effect, remedy)
 
 
 @rank_zero_only

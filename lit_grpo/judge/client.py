@@ -263,6 +263,8 @@ def _text_of(completion: Any, judge: Judge) -> str:
         error = getattr(completion, "error", None)  # as routers answer for their providers
         outcome = Outcome.UNAVAILABLE if error else Outcome.PARSE_ERROR
         shown = repr(error or completion)[:200]
+        if not error and getattr(completion, "choices", None) == []:
+            shown = "it has no choices"
         raise JudgeFailure(outcome, f"not a chat completion: {shown}", is_transient=True) from None
     if choice.finish_reason == "length":
         raise JudgeFailure(

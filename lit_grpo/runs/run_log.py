@@ -117,15 +117,18 @@ def _as_lost(error: Exception, trainer: L.Trainer) -> RankLost | RankCrashed | N
 
 @rank_zero_only
 def _warn_of_failures(run_dir: Path) -> None:
-    """Log which rewards failed on more than a few rows of the run."""
+    """Log which rewards failed on more than a few rows of the run, and which accuracies."""
     from lit_grpo.runs.report.failures import (
+        SHOWN_FRACTION,
         describe_failures,  # pandas, which training does not need
     )
+    from lit_grpo.runs.report.held_out import describe_unscored
     from lit_grpo.runs.report.history import load_runs
 
     if (run_dir / "metrics.csv").exists():
         (run,) = load_runs([run_dir])
-        for line in describe_failures(run):
+        unscored = describe_unscored(run, above=SHOWN_FRACTION)
+        for line in [*describe_failures(run), *(f"{one[0].upper()}{one[1:]}" for one in unscored)]:
             log.warning("%s", line)
 
 

@@ -184,10 +184,11 @@ class EvaluatedModule(ResumableModule):
             if not fraction > self._most_unscored.get(name, 0.0):
                 continue
             self._most_unscored = {**self._most_unscored, name: fraction}
+            effect = "leaves them out, and is wrong if they differ from the others"
             message = (
                 f"{fraction:.0%} of the held-out completions could not be scored ({name}). "
-                f"{accuracy} leaves them out, and is wrong if they differ from the others. The "
-                "first failure of each kind is in run.log."
+                f"{accuracy} {'is not known' if fraction == 1 else effect}. The first failure of "
+                "each kind is in run.log."
             )
             rank_zero_only(log.warning)(message)
             self.events.report_unscored(message)

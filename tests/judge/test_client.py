@@ -404,7 +404,7 @@ def test_a_budget_ends_also_if_the_judge_reports_no_usage(server, usage):
     ("body", "outcome", "detail"),
     [
         ({"error": {"message": "provider is down"}}, Outcome.UNAVAILABLE, "provider is down"),
-        ({"choices": []}, Outcome.PARSE_ERROR, "not a chat completion"),
+        ({"choices": []}, Outcome.PARSE_ERROR, "not a chat completion: it has no choices"),
     ],
 )
 def test_a_body_without_a_choice_shows_the_error_that_it_has(server, body, outcome, detail):

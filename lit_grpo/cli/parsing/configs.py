@@ -275,7 +275,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise UserError(f"{path}: cannot be read as YAML: it is nested too deeply.") from None
     if not isinstance(config, dict):
-        got = "nothing" if config is None else f"the {type(config).__name__} {config!r:.40}"
+        got = "an empty file" if config is None else f"the {type(config).__name__} {config!r:.40}"
         raise UserError(f"{path}: a config must be a mapping of keys to values, got {got}.")
     refuse_empty(config, "", path)
     refuse_misplaced(config, path)

@@ -37,17 +37,23 @@ def _accuracy_of(unscored: str) -> str:
     return ACCURACY if unscored == UNSCORED else unscored.replace(f"{UNSCORED}@", "val/avg@")
 
 
+def describe_unscored(run: Run, *, above: float = 0.0) -> list[str]:
+    """Return a sentence for each accuracy that leaves out more than a share of the completions."""
+    return [
+        f"up to {fraction:.0%} of the held-out completions could not be scored ({name}). "
+        f"{_accuracy_of(name)} leaves them out."
+        for name, fraction in run.unscored_fractions.items()
+        if fraction > above
+    ]
+
+
 def held_out_notes(runs: Sequence[Run]) -> list[str]:
     """Return a sentence for each reason why accuracies of these runs are not what they seem."""
     groups: dict[str, list[str]] = defaultdict(list)
     notes = []
     for run in runs:
         notes += _leaks(run)
-        notes += [
-            f"{run.label}: up to {fraction:.0%} of the held-out completions could not be scored "
-            f"({name}). {_accuracy_of(name)} leaves them out."
-            for name, fraction in run.unscored_fractions.items()
-        ]
+        notes += [f"{run.label}: {sentence}" for sentence in describe_unscored(run)]
         notes += _left_out(run)
         hashes = held_out_hashes(run)
         if hashes and hashes[-1]:

@@ -145,6 +145,8 @@ def test_changes_are_said_not_to_be_applied_if_no_step_is_left(run):
     assert (run / "config.yaml").read_bytes() == before
     assert main(["fit", RUN, "--trainer.max_steps=3"]) == 0
     assert (run / "run.log").read_text().count("no step was left") == 1
+    assert main(["fit", RUN, "--trainer.max_steps=3"]) == 0
+    assert "no step was left to take: raise trainer.max_steps" in (run / "run.log").read_text()
 
 
 @pytest.mark.parametrize("schedule", [pytest.param("constant", marks=pytest.mark.slow), "linear"])

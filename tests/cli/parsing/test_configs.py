@@ -137,7 +137,7 @@ def test_an_unknown_config_names_the_nearest_and_without_one_lists_all():
         ("model:\n  a: 1\n b: [\n", "my.yaml, line 3: expected <block end>"),
         ("a: 'x", "my.yaml, line 1: found unexpected end of stream"),
         ("- 1", "my.yaml: a config must be a mapping of keys to values, got the list [1]."),
-        ("", "my.yaml: a config must be a mapping of keys to values, got nothing."),
+        ("", "my.yaml: a config must be a mapping of keys to values, got an empty file."),
         ("a: \x00", "my.yaml: cannot be read as YAML"),
         ("a: 2024-13-45", "my.yaml: cannot be read as YAML: month must be in 1..12"),
         (f"a: {'1' * 5000}", "my.yaml: cannot be read as YAML: Exceeds the limit"),
