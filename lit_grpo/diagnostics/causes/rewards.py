@@ -49,6 +49,27 @@ REWARDS = (
         is_trouble=True,
     ),
     Cause(
+        name="nothing_scored",
+        title="No completion could be scored",
+        meaning=(
+            "In every step of the streak no row had a value of all rewards, and "
+            "`reward/valid_fraction` was 0. No optimizer step was taken. It takes an `outage` that "
+            "lets such steps pass, or a reward that declines to score everything."
+        ),
+        advice=(
+            "The message names the reward and how its scores ended: mend that first. Each row of "
+            "completions/ has the outcome, and the detail behind it.",
+            "If a reward declines rows that are not its own by returning None, let it score some "
+            "of every step.",
+        ),
+        noticed_by="`ZeroRewardBreaker`",
+        patience=5,
+        action="alert",
+        then="stop after 10",
+        exit_code=ExitCode.NO_REWARD,
+        is_trouble=True,
+    ),
+    Cause(
         name="score_outage",
         title="Too many scores are missing",
         meaning=(

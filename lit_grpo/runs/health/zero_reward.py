@@ -102,7 +102,10 @@ class ZeroRewardBreaker(Callback):
     @property
     def _cause(self) -> str:
         """The name of the cause of the streak."""
-        return "stale_rollouts" if self._stale_steps == self.streak else "no_reward"
+        if self._stale_steps == self.streak:
+            return "stale_rollouts"
+        has_none = self._unscored_steps == self.streak and not self._stale_steps
+        return "nothing_scored" if has_none else "no_reward"
 
     def on_train_batch_end(
         self,

@@ -72,7 +72,10 @@ def stop_message(batch):
 
 def test_an_outage_is_named_with_its_reward_and_a_sample():
     down = failed(Outcome.TIMEOUT, "no answer from https://judge.example within 30 s")
-    message = stop_message(rollouts([[down, down], [down, failed(Outcome.PARSE_ERROR)]]))
+    batch = rollouts([[down, down], [down, failed(Outcome.PARSE_ERROR)]])
+    reason = get_stop_reason(stopped(ZeroRewardBreaker(1, 1), [batch]))
+    assert (reason.exit_code, reason.cause) == (ExitCode.NO_REWARD, "nothing_scored")
+    message = reason.message
     assert "75% of the scores of reward 'math' ended as timeout" in message
     assert "no answer from https://judge.example within 30 s" in message
     assert "service" in message
