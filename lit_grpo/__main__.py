@@ -105,7 +105,8 @@ def dispatch(command: str, arguments: list[str]) -> int:
             from lit_grpo.types.spelling import did_you_mean
 
         hint = f" Did you mean {meant}?" if (meant := OTHER_NAMES.get(command)) else ""
-        hint = hint or did_you_mean(command, COMMANDS) or f" Choose from {', '.join(COMMANDS)}."
+        hint = hint or did_you_mean(command, [*COMMANDS, "--version", "--help"])
+        hint = hint or f" Choose from {', '.join(COMMANDS)}."
         return print_error(f"{command}: no such command.{hint}")
     return ExitCode.DONE
 

@@ -40,6 +40,7 @@ def test_version_is_that_of_the_distribution(capsys):
     ("command", "line"),
     [
         ("validat", "error: validat: no such command. Did you mean validate?\n"),
+        ("--versoin", "error: --versoin: no such command. Did you mean --version?\n"),
         ("train", "error: train: no such command. Did you mean fit?\n"),
         (
             "--config",

@@ -163,7 +163,7 @@ class PromptDataModule(LightningDataModule, ABC):
             if self.trainer.is_global_zero:
                 logger.info("%s: %d rows, each tokenized when a step needs it", what, len(rows))
             return LazyPrompts(rows, tokenizer, self.prompt_format, source)
-        prompts = build_prompts(rows, tokenizer, self.prompt_format)
+        prompts = build_prompts(rows, tokenizer, self.prompt_format, what)
         if self.trainer.is_global_zero:
             limit = self.prompt_format.max_prompt_tokens
             _report(what, len(rows), len(prompts), limit)

@@ -8,6 +8,7 @@ from data_runs import fit, flat, sums, write_rows
 from small_runs import make_trainer
 
 from lit_grpo.data import AdditionData, PromptData
+from lit_grpo.types import UserError
 
 
 def test_the_order_differs_between_seeds_and_epochs_but_not_between_runs():
@@ -59,6 +60,14 @@ def test_dropped_prompts_are_counted_in_a_warning(tmp_path, caplog):
     (warned,) = (one for one in caplog.records if "dropped" in one.getMessage())
     assert "12 rows, 3 of them dropped (longer than max_prompt_tokens=2)" in warned.getMessage()
     assert warned.levelname == "WARNING"
+
+
+def test_held_out_rows_that_are_all_too_long_are_told_from_those_to_train_on(tmp_path):
+    short, long = write_rows(tmp_path / "t.jsonl", 9), tmp_path / "v.jsonl"
+    long.write_text(json.dumps({"prompt": "xxxx", "answer": "y"}))
+    data = PromptData(short, str(long), prompts_per_step=9, max_prompt_tokens=2)
+    with pytest.raises(UserError, match=r"1 of 1 prompts of the validation data are longer"):
+        fit(data)
 
 
 def test_repeated_ids_and_contradicting_answers_are_named_in_warnings(tmp_path, caplog):

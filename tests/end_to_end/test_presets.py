@@ -26,6 +26,7 @@ SETTINGS = {
     "model.update.minibatches": 2,
     "data.init_args.prompts_per_step": 8,
     "data.init_args.validation_size": 16,
+    "data.init_args.train_size": 200,
 }
 
 

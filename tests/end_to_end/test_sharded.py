@@ -403,13 +403,14 @@ def test_a_run_under_deepspeed_goes_on_with_another_number_of_ranks(
 @needs_deepspeed
 @pytest.mark.parametrize("strategy", ZERO)
 @pytest.mark.parametrize("case", ["plain", "tied, checkpointing", "lora with a reference"])
-def test_checkpoints_of_deepspeed_are_whole_and_can_be_exported(zero, case, strategy):
+def test_checkpoints_of_deepspeed_are_whole_and_can_be_exported(zero, case, strategy, monkeypatch):
     directory = zero / f"{case}-{strategy}"
     checkpoint = directory / "last.ckpt"
     assert why_unusable(checkpoint, reads_all=True) == ""
     manifest = read_manifest(checkpoint)
     assert manifest is not None
     assert manifest.is_healthy
+    monkeypatch.chdir(zero)  # which has the policies of files
     settings = {"architecture": LLAMA, "packing": False}
     policy = Policy(**(settings | sharded_cases.CASES[case].get("policy", {})))
     policy.load(with_reference=False)

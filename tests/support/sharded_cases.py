@@ -117,7 +117,6 @@ TIED = LLAMA | {"tie_word_embeddings": True}
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "tied, checkpointing": {"policy": {"architecture": TIED, "gradient_checkpointing": True}},
     "padded, entropy": {
         "policy": {"packing": False},
         "objective": Objective(entropy=EntropyTerm(coef=0.01), top_entropy_fraction=0.5),
@@ -127,7 +126,10 @@ CASES: dict[str, dict[str, Any]] = {
         "objective": Objective(kl=KLTerm(coef=0.1, place="reward")),
         "update": UPDATES,
     },
-    "lora with a reference": {"policy": LORA, "objective": Objective(kl=KLTerm(coef=0.1))},
+    "lora with a reference": {
+        "policy": FROM_FILES | LORA,
+        "objective": Objective(kl=KLTerm(coef=0.1)),
+    },
     "lora with a moving reference": {
         "policy": LORA,
         "objective": Objective(kl=KLTerm(coef=0.1, refresh_every=2)),
@@ -137,8 +139,9 @@ CASES: dict[str, dict[str, Any]] = {
         "policy": FROM_FILES | {"path": "experts"},
         "objective": Objective(kl=KLTerm(coef=0.1)),
     },
-    "files, tied": {"policy": FROM_FILES | {"path": "tied"}},
-    "files, lora": {"policy": FROM_FILES | LORA},
+    "tied, checkpointing": {
+        "policy": FROM_FILES | {"path": "tied", "gradient_checkpointing": True}
+    },
     "bf16-mixed": {"precision": "bf16-mixed"},
 }
 """Each sets what does not depend on each other together: a training takes seconds."""

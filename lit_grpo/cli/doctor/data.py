@@ -150,6 +150,8 @@ def _check_prompts(
 ) -> bool:
     """Let a reward check the prompts; return False if it does not check, or does not start.
 
+    A built-in reward that does not check them can score any.
+
     Args:
         evaluation: The evaluation that uses the reward as held-out accuracy, if one does.
 
@@ -157,7 +159,7 @@ def _check_prompts(
         UserError: it can never score some of them.
     """
     if not _has_check(reward):
-        return False
+        return is_ours(own_reward(reward))
     if isinstance(reward, JudgedReward):  # its start asks the judge
         checked = reward.check(reward.own_prompts(prompts))
         if inspect.isawaitable(checked):

@@ -84,9 +84,12 @@ class PromptFormat:
 
 
 def build_prompts(
-    rows: Sequence[Row], tokenizer: Tokenizer, prompt_format: PromptFormat
+    rows: Sequence[Row], tokenizer: Tokenizer, prompt_format: PromptFormat, what: str = ""
 ) -> list[Prompt]:
     """Return the prompts of these rows in order, without those that are too long.
+
+    Args:
+        what: What these rows are, for an error about all of them.
 
     Raises:
         UserError: a column or a gold answer is missing, a prompt cannot be built, or no prompt is
@@ -100,7 +103,7 @@ def build_prompts(
         build_prompt(row, answer, tokenizer, prompt_format)
         for row, answer in zip(rows, answers, strict=True)
     ]
-    return _within_limit(rows, prompts, prompt_format)
+    return _within_limit(rows, prompts, prompt_format, what)
 
 
 def check_tools_column(rows: Sequence[Row], column: str | None) -> None:
@@ -221,7 +224,7 @@ def _check_message(turn: Any, row: Row) -> Message:
 
 
 def _within_limit(
-    rows: Sequence[Row], prompts: list[Prompt], prompt_format: PromptFormat
+    rows: Sequence[Row], prompts: list[Prompt], prompt_format: PromptFormat, what: str
 ) -> list[Prompt]:
     limit = prompt_format.max_prompt_tokens
     if limit is None:
@@ -231,8 +234,10 @@ def _within_limit(
         return kept
     long = [row for row, p in zip(rows, prompts, strict=True) if len(p.token_ids) > limit]
     longest = max(len(prompt.token_ids) for prompt in prompts)
+    of_what = f" of the {what}" if what else ""
+    fix = ", or set data.too_long: drop." if kept else f" (no prompt{of_what} would be left)."
     raise UserError(
-        f"{len(long)} of {len(prompts)} prompts are longer than max_prompt_tokens={limit}; the "
-        f"longest has {longest} tokens: {list_rows(long)}. Raise data.max_prompt_tokens"
-        + (", or set data.too_long: drop." if kept else " (no prompt would be left).")
+        f"{len(long)} of {len(prompts)} prompts{of_what} are longer than "
+        f"max_prompt_tokens={limit}; the longest has {longest} tokens: {list_rows(long)}. Raise "
+        f"data.max_prompt_tokens{fix}"
     )

@@ -91,6 +91,14 @@ def shortness(completions):
     return [-len(one) for one in completions]
 
 
+def test_a_built_in_reward_that_checks_no_prompts_can_score_any(capsys):
+    rewards = "[MathReward, {class_path: FormatReward, init_args: {pattern: '[0-9]'}}]"
+    exit_code, shown = doctor(capsys, *write_rows(*ROWS), f"--model.rewards={rewards}")
+    assert exit_code == 0
+    assert "math, format can score every training prompt." in shown["data"]
+    assert "is not known" not in shown["data"]
+
+
 def test_of_a_function_only_the_columns_are_said_to_be_right(capsys):
     """Every call fails, since the answers are lists; that the columns are there is true."""
     rows = write_rows(*({"prompt": f"1+{n}=", "answer": ["2", "two"]} for n in range(4)))
