@@ -81,7 +81,7 @@ COVERED: dict[str, tuple[list[str], ...]] = {
         ["test_ddp::test_two_ranks_take_the_step_of_the_union_of_their_rollouts[both-ranks]"],
         *steps(["plain"])[1:],
     ),
-    "LoRA, `HFEngine`": steps(["lora with a reference"]),
+    "LoRA, `HFEngine`": steps(["files, lora"]),
     "prompts that rows share": steps(["plain"]),
     "references of every kind": steps(REFERENCES),
     "every [preset]": (

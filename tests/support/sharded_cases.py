@@ -126,10 +126,7 @@ CASES: dict[str, dict[str, Any]] = {
         "objective": Objective(kl=KLTerm(coef=0.1, place="reward")),
         "update": UPDATES,
     },
-    "lora with a reference": {
-        "policy": FROM_FILES | LORA,
-        "objective": Objective(kl=KLTerm(coef=0.1)),
-    },
+    "lora with a reference": {"policy": LORA, "objective": Objective(kl=KLTerm(coef=0.1))},
     "lora with a moving reference": {
         "policy": LORA,
         "objective": Objective(kl=KLTerm(coef=0.1, refresh_every=2)),
@@ -139,6 +136,7 @@ CASES: dict[str, dict[str, Any]] = {
         "policy": FROM_FILES | {"path": "experts"},
         "objective": Objective(kl=KLTerm(coef=0.1)),
     },
+    "files, lora": {"policy": FROM_FILES | LORA},
     "tied, checkpointing": {
         "policy": FROM_FILES | {"path": "tied", "gradient_checkpointing": True}
     },
