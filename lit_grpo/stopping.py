@@ -212,6 +212,12 @@ def _warn_of_taken(exit_code: int) -> None:
             )
 
 
+def begin_without_stop(trainer: L.Trainer) -> None:
+    """Let any trainer have a ``stop_reason`` to read, which is None as long as nothing stops it."""
+    if not hasattr(trainer, "stop_reason"):
+        trainer.stop_reason = None  # type: ignore[attr-defined]
+
+
 def get_stop_reason(trainer: L.Trainer) -> StopReason | None:
     """Return why the run was stopped, or None if it was not."""
     return getattr(trainer, "stop_reason", None)

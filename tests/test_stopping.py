@@ -63,6 +63,13 @@ def test_a_trainer_that_logs_its_end_says_once_why_it_stopped(tmp_path, caplog):
     assert "the rows that were being scored are in completions/" in said
 
 
+def test_a_trainer_of_lightning_that_nothing_stops_has_no_reason():
+    seen = LambdaCallback(on_fit_end=lambda trainer, module: reasons.append(trainer.stop_reason))
+    reasons = []
+    fit_module(make_module(), callbacks=[seen])
+    assert reasons == [None]
+
+
 class StopWith(Callback):
     def __init__(self, exit_code: int) -> None:
         self.exit_code = exit_code

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from math import ceil
-from typing import Any, ClassVar, Literal
+from os import PathLike
+from typing import Any, ClassVar, Literal, cast
 
 import lightning as L
 import torch
@@ -25,7 +26,7 @@ from lit_grpo.policy.sharding import WHOLE, Sharding, T, is_divided, refused_pas
 from lit_grpo.rewards.scoring.reasoning import Reasoning
 from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
 from lit_grpo.rollout.requests import stop_token_ids
-from lit_grpo.stopping import log_stop
+from lit_grpo.stopping import begin_without_stop, log_stop
 from lit_grpo.training.checks.compatibility import check_completions_fit, undeclared_passes
 from lit_grpo.training.checks.monitors import warn_of_unlogged
 from lit_grpo.training.checks.same_run import RunSettings
@@ -66,7 +67,10 @@ class PolicyModule(L.LightningModule):
         seed: int,
     ) -> None:
         super().__init__()
-        self.policy = Policy(policy) if isinstance(policy, str) else policy
+        given: Any = policy  # a path, or a model, which is told how to give it
+        if isinstance(given, str | PathLike | nn.Module) and not isinstance(given, Policy):
+            given = Policy(cast(str, given))
+        self.policy: Policy = given
         check_type("model.policy", self.policy, Policy)
         check_type("model.sampling", sampling, Sampling)
         self.sampling = sampling
@@ -151,6 +155,7 @@ class PolicyModule(L.LightningModule):
         )
 
     def setup(self, stage: str) -> None:
+        begin_without_stop(self.trainer)
         refuse_unsupported(self.trainer)
         compiles = self.policy.compile_forward
         refuse_compiled(compiles=compiles, is_zero_3=is_zero_3(self.trainer.strategy))

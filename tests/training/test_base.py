@@ -69,6 +69,12 @@ def test_a_policy_may_be_given_by_its_path(tmp_path):
     tiny_policy().save_pretrained(tmp_path)
     module = GRPOModule(policy=str(tmp_path), rewards=[MathReward()])
     assert module.policy.path == module.collector._policy.path == str(tmp_path)
+    assert GRPOModule(policy=tmp_path, rewards=[MathReward()]).policy.path == str(tmp_path)
+
+
+def test_a_model_in_place_of_a_policy_is_told_how_to_give_it():
+    with pytest.raises(UserError, match="path must be a directory .* got a Llama.* Write the mod"):
+        GRPOModule(policy=tiny_policy().model, rewards=[MathReward()])
 
 
 @pytest.mark.parametrize(
