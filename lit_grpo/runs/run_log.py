@@ -117,7 +117,7 @@ def _as_lost(error: Exception, trainer: L.Trainer) -> RankLost | RankCrashed | N
 
 @rank_zero_only
 def _warn_of_failures(run_dir: Path) -> None:
-    """Log which rewards failed on more than a few rows of the run, and which accuracies."""
+    """Log which rewards failed on more than a few rows, and which accuracies leave rows out."""
     from lit_grpo.runs.report.failures import (
         SHOWN_FRACTION,
         describe_failures,  # pandas, which training does not need

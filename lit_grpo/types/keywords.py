@@ -19,7 +19,7 @@ OWNERS = {"model": "GRPOModule", "data": "PromptData", "trainer": "Trainer"}
 IN_PROGRAMS = {
     "model.optimizer.lr": "optimizer, such as functools.partial(torch.optim.AdamW, lr=1e-5)",
     "seed_everything (or model.seed for the training alone)": "seed of GRPOModule",
-    "model.rewards (the weight of each)": "weight of each reward, such as MathReward(weight=0.5)",
+    "model.rewards (the weight of each)": "weight of Reward objects: MathReward(weight=0.5)",
     "run_dir": "run_dir of Trainer",
     "ckpt_path": "ckpt_path of Trainer.fit",
 }

@@ -7,7 +7,13 @@ from collections.abc import Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str], *, similarity: float = 0.6) -> str:
-    """Return `` Did you mean X?`` for the closest known word, or nothing if none is close.
+    """Return `` Did you mean X?`` for the `closest` known word, or nothing if none is close."""
+    best = closest(word, known, similarity=similarity)
+    return f" Did you mean {best}?" if best else ""
+
+
+def closest(word: str, known: Iterable[str], *, similarity: float = 0.6) -> str:
+    """Return the closest known word; empty if none is close.
 
     A word with the same letters, in another case, is the closest. Of several others that are close,
     the closest with the same first letter is taken.
@@ -18,7 +24,4 @@ def did_you_mean(word: str, known: Iterable[str], *, similarity: float = 0.6) ->
     words = list(known)
     same = [one for one in words if one.lower() == word.lower()]
     close = same or difflib.get_close_matches(word, words, n=3, cutoff=similarity)
-    if not close:
-        return ""
-    best = max(close, key=lambda one: one[:1] == word[:1])  # the first of several maxima
-    return f" Did you mean {best}?"
+    return max(close, key=lambda one: one[:1] == word[:1], default="")  # the first of several

@@ -19,7 +19,7 @@ from lit_grpo.cli.parsing.type_hints import (
     type_of,
 )
 from lit_grpo.training.checks.strategies import PRECISIONS
-from lit_grpo.types.spelling import did_you_mean
+from lit_grpo.types.spelling import closest, did_you_mean
 
 DATA_EXAMPLE = "data: {class_path: PromptData, init_args: {train: train.jsonl}}"
 NULL_IN_WORDS = ("none", "nil")
@@ -88,9 +88,8 @@ def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
         hint = f" Write {int(float(value))}."
     if type_name(expected).startswith("list") and re.fullmatch(r"[\w./:-]+", value):
         names = list(class_names(expected))
-        meant = "" if value in names else did_you_mean(value, names, similarity=0.8)
-        as_list = re.sub(r"mean (.*)\?", r"mean '[\1]'?", meant)
-        hint = as_list or f" A list of one is '[{value}]'."
+        meant = "" if value in names else closest(value, names, similarity=0.8)
+        hint = f" Did you mean '[{meant}]'?" if meant else f" A list of one is '[{value}]'."
     return f"{key}: expected {type_name(expected)}, got {shown}.{hint}"
 
 

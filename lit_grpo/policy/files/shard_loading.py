@@ -143,13 +143,13 @@ def load_shards(model: Any, base: PreTrainedModel, saved: SavedWeights, device: 
             same = {source: weights[name] for name, source in saved.names.items()}
             load(same, storage_reader=HuggingFaceStorageReader(str(saved.directory)))
             for name, value in saved.converted(base, files):
-                copy_part(weights[name], value)
+                _copy_part(weights[name], value)
     untyped: Any = base
     untyped._weight_conversions = list(saved.transforms)  # as if `transformers` had loaded it
 
 
 @torch.no_grad()
-def copy_part(weight: Tensor, value: Tensor) -> None:
+def _copy_part(weight: Tensor, value: Tensor) -> None:
     """Give a weight, which may be sharded, its part of a value that every rank has."""
     if isinstance(weight, DTensor):
         part = distribute_tensor(value, weight.device_mesh, weight.placements, src_data_rank=None)

@@ -226,7 +226,7 @@ class StopOnSignal(StopAtSafePoints):
         if signum:
             message = f"Ended by {signal.Signals(signum).name} after {{steps}}."
             # Not asked when the signal comes: a launcher that is killed may still be dying then.
-            is_orphan = has_launcher() and os.getppid() != self._parent
+            is_orphan = _has_launcher() and os.getppid() != self._parent
             orphans = gather_objects(self.received and is_orphan)
             if any(orphans):
                 ranks = ", ".join(str(rank) for rank, one in enumerate(orphans) if one)
@@ -276,13 +276,13 @@ def _stopper(signum: int) -> StopOnSignal | None:
     return handler if isinstance(handler, StopOnSignal) else None
 
 
-def has_launcher() -> bool:
+def _has_launcher() -> bool:
     """Return whether a launcher has started this process: else its parent may be a shell."""
     return any(name in os.environ for name in LAUNCHERS)
 
 
 def _echo_seconds() -> float:
-    return ECHO_SECONDS_OF_LAUNCHER if has_launcher() else ECHO_SECONDS
+    return ECHO_SECONDS_OF_LAUNCHER if _has_launcher() else ECHO_SECONDS
 
 
 def _write_stderr(message: str) -> None:
