@@ -45,6 +45,7 @@ def ctrl_c() -> Iterator[None]:
     gc.disable()  # Hypothesis is called by it, and there Python drops the exception
     yield
     gc.enable()
+    torch.set_grad_enabled(True)  # the exception may come where torch.no_grad is about to end
     signal.signal(signal.SIGINT, previous)
 
 

@@ -52,6 +52,8 @@ def explain(parser: Any, message: str, cause: BaseException | None) -> str:
     if broken:
         return broken
     message = MAPPING.split(message)[-1]
+    if reworded := re.fullmatch(rf"{BEGIN}([^{END}]*){END}", message):
+        return reworded[1]
     found = re.search(r'Parser key "([^"]+)"', message)
     key = found.group(1) if found else ""
     for pattern, word in RULES:

@@ -79,6 +79,8 @@ def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
     if value == "None":
         return f"{key}: expected {type_name(expected)}, got null. Remove it for the default."
     shown = (value if len(value) <= 60 else f"{value[:57]}...") or "''"
+    if under := re.match(r"NestedArg\(key='([^']+)'", value):
+        shown = f"the key {under[1]} under it"
     if key == "trainer.precision":  # Lightning has others, which `refuse_precision` refuses
         return f"{key}: expected {' or '.join(PRECISIONS)}, got {shown}."
     hint = suggest_value(key, value) or did_you_mean(value, literals(expected))

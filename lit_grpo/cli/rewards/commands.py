@@ -16,9 +16,11 @@ from lit_grpo.cli.rewards.prompts import trial_prompts
 from lit_grpo.cli.rewards.rescore import rescore
 from lit_grpo.cli.rewards.trial import try_rewards
 from lit_grpo.data import PromptDataModule, TrainingLoader
+from lit_grpo.policy.files.loading import max_positions
 from lit_grpo.rewards.scoring.scoring import RewardFailed
 from lit_grpo.runs.checkpoints.files import read_checkpoint
 from lit_grpo.training import GRPOModule
+from lit_grpo.training.checks.compatibility import check_completions_fit, check_prompts_fit
 from lit_grpo.training.checks.strategies import refuse_unsupported
 from lit_grpo.training.collecting.generation import load_weights, start_engine
 from lit_grpo.training.seeds import seed_everything
@@ -33,8 +35,12 @@ def _run_rewards(cli: CommandLine) -> int:
     loader = read_prompts(cli)
     module.rewards.check_sources(loader.sources)
     # Before the policy is loaded, so errors show at once.
+    prompts = loader.some_prompts()
     module.rewards.start(module.reasoning)
-    module.rewards.check(loader.some_prompts())
+    module.rewards.check(prompts)
+    outline: Any = module.policy.outline()
+    check_completions_fit(max_positions(outline.config), module.sampling)
+    check_prompts_fit(max_positions(outline.config), module.sampling, prompts)
     load_policy(cli, module)
     with cli.trainer.precision_plugin.val_step_context():
         return try_rewards(

@@ -197,13 +197,21 @@ def check_prompts_fit(
     Raises:
         UserError: it has too few.
     """
-    longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
-    if positions is not None and longest + sampling.max_tokens > positions:
-        raise UserError(
-            f"the longest prompt has {longest} tokens and a completion {sampling.max_tokens}, but "
-            f"the {model} has only {positions} positions for both. Set data.max_prompt_tokens to "
-            f"at most {positions - sampling.max_tokens}, or lower model.sampling.max_tokens."
-        )
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    longest, num_tokens = max(lengths, default=0), sampling.max_tokens
+    if positions is None or longest + num_tokens <= positions:
+        return
+    remedies = []
+    if min(lengths) <= positions - num_tokens:
+        remedies.append(f"set data.max_prompt_tokens to at most {positions - num_tokens}")
+    if longest < positions:
+        remedies.append(f"lower model.sampling.max_tokens to at most {positions - longest}")
+    remedies.append(f"take a {model} with more positions")
+    remedy = ", or ".join(remedies)
+    raise UserError(
+        f"the longest prompt has {longest} tokens and a completion up to {num_tokens}, but the "
+        f"{model} has only {positions} positions for both. {remedy[0].upper()}{remedy[1:]}."
+    )
 
 
 def check_completions_fit(positions: int | None, sampling: Sampling) -> None:

@@ -375,6 +375,25 @@ def test_a_reward_that_raises_ends_the_trial_with_its_message(capsys):
     assert "error: reward broken failed on prompt" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "words"),
+    [
+        (8, "max_tokens must be below the model's 8 positions"),
+        (7, "the model has only 8 positions for both. Lower model.sampling.max_tokens to at most"),
+    ],
+)
+def test_prompts_or_completions_without_positions_are_refused_as_by_fit(max_tokens, words, capsys):
+    few = [
+        "--model.policy.architecture.max_position_embeddings=8",
+        f"--model.sampling.max_tokens={max_tokens}",
+    ]
+    assert trial("--n=1", *few) == 2
+    assert words in capsys.readouterr().err
+    assert main(["fit", "--config=base.yaml", "--model.rewards=[trial_rewards.Low]", *few]) == 2
+    assert words in capsys.readouterr().err
+    assert not Path("runs/base/rewards.parquet").exists()
+
+
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_a_trial_with_130(here, capsys):
     assert trial(reward="trial_rewards.Interrupting") == 130

@@ -29,8 +29,24 @@ def test_prompts_that_leave_no_room_for_a_completion_are_refused():
     sampling = Sampling(max_tokens=32)
     check_prompts_fit(64, sampling, [prompt("x" * 32)])
     check_prompts_fit(None, sampling, [prompt("x" * 1000)])
-    with pytest.raises(UserError, match="33 tokens .*max_prompt_tokens to at most 32"):
+    with pytest.raises(UserError, match="33 tokens and a completion up to 32, .* 64 positions"):
         check_prompts_fit(64, sampling, [prompt("x"), prompt("x" * 33)])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "remedy"),
+    [
+        ((1, 33), "Set data.max_prompt_tokens to at most 32, or lower model.sampling.max_tokens to "
+                  "at most 31, or take a model with more positions."),
+        ((33, 63), "Lower model.sampling.max_tokens to at most 1, or take a model with more positi"
+                   "ons."),
+        ((64, 90), "Take a model with more positions."),
+    ],
+)  # fmt: skip
+def test_only_what_can_help_is_advised_for_long_prompts(lengths, remedy):
+    with pytest.raises(UserError) as caught:
+        check_prompts_fit(64, Sampling(max_tokens=32), [prompt("x" * one) for one in lengths])
+    assert str(caught.value).endswith(f" for both. {remedy}")
 
 
 @pytest.mark.parametrize(
