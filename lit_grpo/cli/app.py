@@ -27,6 +27,7 @@ from lit_grpo.cli.errors import (
     reworded,
 )
 from lit_grpo.cli.help import print_all_keys
+from lit_grpo.cli.parsing.config_changes import describe_other_holdout
 from lit_grpo.cli.parsing.configs import read_invocation
 from lit_grpo.cli.parsing.environment import log_overridden
 from lit_grpo.cli.rewards.commands import run_reward_command
@@ -124,6 +125,8 @@ def _work(cli: CommandLine) -> int:
 def _evaluate(cli: CommandLine) -> None:
     log_to_terminal()
     rank_zero_only(log.info)("evaluating %s", cli.config.ckpt_path or _initial_model(cli))
+    if warning := describe_other_holdout(cli.changes):
+        rank_zero_only(log.warning)(warning)
     (metrics,) = getattr(cli.trainer, cli.command)(**cli.fit_arguments, verbose=False)
     table = make_table("metric")
     add_numbers(table, "value")

@@ -177,6 +177,7 @@ class CommandLine(LightningCLI):
         is_grpo, trainer = self._model_class is GRPOModule, self.config.trainer
         if self.command not in TRAINING:
             refuse_unfit(path, is_grpo=is_grpo)
+            self.changes = self._changes_since(run_of(path))
             return
         refuse_unfit(
             path, is_grpo=is_grpo, max_steps=trainer.max_steps, max_epochs=trainer.max_epochs
@@ -185,13 +186,14 @@ class CommandLine(LightningCLI):
 
     def _compare_with(self, resumed: Path) -> None:
         """Find what differs from the config of the resumed run, and refuse what may not."""
-        saved = resumed / "config.yaml"
-        if not saved.is_file():
-            return
-        self.changes = find_changes(saved.read_text(), self.saved_config)
+        self.changes = self._changes_since(resumed)
         if not self.config.allow_changes:
             refuse_changes(resumed, self.changes, self._command_with(str(resumed)))
         refuse_seed_alone(self.changes)
+
+    def _changes_since(self, run_dir: Path) -> list[Change]:
+        saved = run_dir / "config.yaml"
+        return find_changes(saved.read_text(), self.saved_config) if saved.is_file() else []
 
     @property
     def resume_command(self) -> str:

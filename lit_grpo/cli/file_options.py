@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 from lit_grpo.cli.commands import ARGUMENTS, EXAMPLES
 from lit_grpo.cli.options import OPTIONS
-from lit_grpo.cli.output_paths import at_home
 from lit_grpo.types import UserError
+from lit_grpo.types.paths import at_home
 
 
 def parse_options(command: str, arguments: Sequence[str]) -> argparse.Namespace:

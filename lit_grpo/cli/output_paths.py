@@ -1,22 +1,13 @@
-"""Find a place in the home directory, and check that files can be written to a place."""
+"""Check that files can be written to a place."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import tempfile
 from pathlib import Path
 
 from lit_grpo.types import UserError
-
-
-def at_home(path: str) -> str:
-    """Return a path with the home directory in place of ``~/`` or ``~user/`` at its start.
-
-    The ``~`` of an unknown user stays, and so does ``~`` alone, which is null in YAML.
-    """
-    return os.path.expanduser(path) if re.match(r"~[\w.-]*/", path) else path  # noqa: PTH111
 
 
 def check_writable(option: str, path: str | Path, directory: Path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from lit_grpo.cli.commands import RESUMING, TRAINING
-from lit_grpo.cli.output_paths import at_home
 from lit_grpo.cli.parsing.configs import Invocation, last_value
 from lit_grpo.runs.checkpoints.files import last_checkpoint
 from lit_grpo.runs.checkpoints.resume import BEST, run_of
@@ -20,6 +19,7 @@ from lit_grpo.runs.files.config import similar_run
 from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.files.log import not_writable
 from lit_grpo.types import UserError
+from lit_grpo.types.paths import at_home
 from lit_grpo.types.settings import list_some
 
 _MISSING = re.compile(r"no such (file|dir)|no module named|looked (for|in)", re.IGNORECASE)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal, cast
 
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.data.loading.curriculum import Curriculum, Phase
 from lit_grpo.data.loading.leaked import describe_leaked
@@ -63,7 +64,7 @@ class PromptDataModule(LightningDataModule, ABC):
         self.validation_hash = ""
         """Equal for runs that are validated on the same prompts and gold answers."""
         self.leaked = ""
-        """A sentence if prompts of a fit are both held out and trained on."""
+        """A sentence if prompts are both evaluated on and trained on."""
 
     @abstractmethod
     def rows(self, split: Split) -> Sequence[Row]:
@@ -74,6 +75,10 @@ class PromptDataModule(LightningDataModule, ABC):
 
     def may_have(self, split: Split) -> bool:
         """Return whether there may be rows of a split, before they are read."""
+        return True
+
+    def is_held_out_of_train(self, split: Split) -> bool:
+        """Return whether the rows of a split are those that are held out of the training rows."""
         return True
 
     def check_processes(self, num_processes: int) -> None:
@@ -95,7 +100,7 @@ class PromptDataModule(LightningDataModule, ABC):
                 if split == "validation":
                     self.validation_hash = prompts_hash(loader.some_prompts())
             elif stage != "fit" or split == "train":
-                fix = "" if split == "train" else ", or data.validation_size to hold out rows"
+                fix = "" if split == "train" else " to rows that the policy was not trained on"
                 raise UserError(
                     f"{split} data with at least one row is needed, got none. Set "
                     f"data.{split}{fix}."
@@ -103,6 +108,21 @@ class PromptDataModule(LightningDataModule, ABC):
         if stage == "fit" and "validation" in self._loaders:
             held_out = self._loaders["validation"].some_prompts()
             self.leaked = describe_leaked(self._loaders["train"], held_out)
+        elif stage != "fit":
+            self._warn_of_leaked(*_SPLITS.get(stage, ()))
+
+    def _warn_of_leaked(self, split: Split) -> None:
+        """Warn of prompts of an evaluation that the same data also train on."""
+        if self.is_held_out_of_train(split) or not self.may_have("train"):
+            return
+        try:
+            train = self._make_loader(split, self._read("train"))
+        except UserError as error:
+            rank_zero_only(logger.info)("not compared with the training data: %s", error)
+            return
+        self.leaked = describe_leaked(train, self._loaders[split].some_prompts())
+        if self.leaked:
+            rank_zero_only(logger.warning)(self.leaked)
 
     def find(self, split: Split, ids: Collection[str]) -> dict[str, Prompt]:
         """Return the prompts of a split with these ids, whether or not they fill a step."""

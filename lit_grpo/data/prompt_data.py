@@ -132,6 +132,9 @@ class PromptData(PromptDataModule):
     def may_have(self, split: Split) -> bool:
         return bool(self._sources(split)[0])
 
+    def is_held_out_of_train(self, split: Split) -> bool:
+        return self._sources(split)[1] == "train"
+
     def rows(self, split: Split) -> Sequence[Row]:
         sources, prepared = self._sources(split)
         if prepared == "train":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -49,6 +48,7 @@ from lit_grpo.policy.reference import frozen_copy, frozen_values, move_towards, 
 from lit_grpo.policy.sharding import WHOLE, Sharding, whole_shape
 from lit_grpo.types import UserError, check_init, setting_error
 from lit_grpo.types.keywords import checks_keywords
+from lit_grpo.types.paths import at_home
 from lit_grpo.types.plain import plain_value
 
 
@@ -122,9 +122,9 @@ class Policy(nn.Module):
         if reasoning_tags is not None and (len({*reasoning_tags}) != 2 or "" in reasoning_tags):
             rule = "two different texts, or null"
             raise setting_error("model.policy.reasoning_tags", rule, list(reasoning_tags))
-        self.path = None if path is None else os.fspath(path)
+        self.path = None if path is None else at_home(path)
         self.architecture = architecture
-        self.tokenizer_path = tokenizer
+        self.tokenizer_path = None if tokenizer is None else at_home(tokenizer)
         self.dtype = dtype
         self.attn_implementation = attn_implementation
         self.gradient_checkpointing = gradient_checkpointing

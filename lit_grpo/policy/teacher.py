@@ -22,6 +22,7 @@ from lit_grpo.policy.logprobs import completion_statistics, top_tokens
 from lit_grpo.policy.policy import Policy
 from lit_grpo.types import TokenBatch, UserError, check_init
 from lit_grpo.types.keywords import checks_keywords
+from lit_grpo.types.paths import at_home
 
 _KEY = "model.teacher.path"
 _PROBE = "Wave 12 + 34: naïve façades,\n\tthen 5.6e-7 of them?"
@@ -104,7 +105,7 @@ class LocalTeacher(Teacher):
         trust_remote_code: bool = False,
     ) -> None:
         check_init("model.teacher.init_args", LocalTeacher, locals())
-        self.path = path
+        self.path = at_home(path)
         self.dtype = dtype
         self.trust_remote_code = trust_remote_code
         self.model: Any = None

@@ -12,6 +12,7 @@ from lit_grpo.runs.files.space import warn_of_space
 from lit_grpo.runs.report.model_card import write_exported_card
 from lit_grpo.types import UserError, check_type, setting_error
 from lit_grpo.types.atomic import replacing
+from lit_grpo.types.paths import at_home
 
 
 def export_checkpoint(
@@ -28,7 +29,7 @@ def export_checkpoint(
         UserError: there is no such checkpoint, the directory has files, or the policy cannot be
             loaded, is not the checkpoint's, or is in use.
     """
-    checkpoint, directory = Path(checkpoint), Path(directory)
+    checkpoint, directory = Path(at_home(checkpoint)), Path(at_home(directory))
     refuse_files(directory, "directory")
     if not checkpoint.exists():
         raise setting_error("checkpoint", "one of a run", checkpoint, "there is none")

@@ -51,6 +51,7 @@ from lit_grpo.types import (
     setting_error,
 )
 from lit_grpo.types.keywords import refuse_unknown
+from lit_grpo.types.paths import at_home
 
 log = logging.getLogger(__name__)
 
@@ -102,16 +103,16 @@ class Trainer(L.Trainer):
         refuse_intervals(
             settings.get("val_check_interval"), settings.get("check_val_every_n_epoch", 1)
         )
-        self.run_dir = Path(run_dir)
+        self.run_dir = Path(at_home(run_dir))
         if self.run_dir.is_file():
             raise setting_error("run_dir", "a directory", run_dir, "it is a file")
         self._given: list[Callback | Logger] = [*as_list(callbacks), *as_list(logger)]
         keep_apart(self._given, self.run_dir)
-        loggers = run_loggers(run_dir, logger)
+        loggers = run_loggers(self.run_dir, logger)
         super().__init__(
             logger=loggers,
             callbacks=run_callbacks(
-                run_dir,
+                self.run_dir,
                 callbacks,
                 loggers=loggers,
                 enable_progress_bar=enable_progress_bar,
@@ -121,7 +122,7 @@ class Trainer(L.Trainer):
             ),
             enable_progress_bar=enable_progress_bar,
             enable_checkpointing=has_lightnings_checkpoints(callbacks),
-            **{"default_root_dir": str(run_dir), **TRAINER_DEFAULTS, **settings},
+            **{"default_root_dir": str(self.run_dir), **TRAINER_DEFAULTS, **settings},
         )
 
     stop_reason: StopReason | None = None
@@ -233,7 +234,7 @@ class Trainer(L.Trainer):
     def _find(self, ckpt_path: str | Path | None, *, is_evaluated: bool = False) -> str | None:
         if ckpt_path is None:
             return None
-        return find_checkpoint(str(ckpt_path), self.run_dir, is_evaluated=is_evaluated)
+        return find_checkpoint(at_home(ckpt_path), self.run_dir, is_evaluated=is_evaluated)
 
 
 def _check_arguments(call: str, model: object, datamodule: object) -> None:

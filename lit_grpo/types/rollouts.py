@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -14,6 +14,22 @@ from lit_grpo.types.text import encodable
 
 Message = Mapping[str, str]
 """One chat message, ``{"role": ..., "content": ...}``."""
+
+
+class Columns(dict[str, Any]):
+    """The columns of a row: a dict that cannot be changed."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(
+            "columns of a prompt cannot be changed (other rewards and later steps read them, too). "
+            "Change a copy: dict(prompt.columns)."
+        )
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    pop = popitem = clear = update = setdefault = _refuse
+
+    def __reduce__(self) -> tuple[type[Columns], tuple[dict[str, Any]]]:
+        return Columns, (dict(self),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +46,14 @@ class Prompt:
     answer: str | None = None
     """The gold answer."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Every column of the row under its own name, for the rewards."""
+    """Every column of the row under its own name, for the rewards, which cannot change them."""
     source: str = ""
     """The source of the mixture that the row comes from; empty without a mixture."""
     row: int = -1
     """Its row in that source, from 0; -1 without a mixture."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", Columns(self.columns))
 
 
 FinishReason = Literal["stop", "length", "failed"]

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from pathlib import Path
 
 import pytest
 from data_runs import fit, flat, sums, write_rows
@@ -47,10 +48,31 @@ def test_a_run_without_validation_data_trains_but_cannot_be_validated(tmp_path):
     path = write_rows(tmp_path / "t.jsonl", 4)
     module = fit(PromptData(path, prompts_per_step=2), max_steps=4)
     assert (len(module.trained), module.evaluated) == (4, [])
-    with pytest.raises(ValueError, match=r"validation data .* got none\. Set data\.val"):
+    with pytest.raises(ValueError, match=r"validation data .* got none\. Set data\.validation to"):
         make_trainer().validate(module, datamodule=PromptData(path), verbose=False)
     with pytest.raises(ValueError, match=r"train data .* got none\. Set data\.train\."):
         fit(PromptData())
+
+
+def test_an_evaluation_of_training_rows_says_so(tmp_path, caplog):
+    trained, other = (Path(write_rows(tmp_path / f"{name}.jsonl", 4)) for name in ("t", "u"))
+    rows = [json.loads(line) for line in trained.read_text().splitlines()]
+    other.write_text("\n".join(json.dumps(row | {"question": f"?{row}"}) for row in rows))
+    module = fit(PromptData(trained, prompts_per_step=2), max_steps=1)
+
+    def warnings(**sources) -> list[str]:
+        caplog.clear()
+        make_trainer().test(module, datamodule=PromptData(**sources), verbose=False)
+        return [one.getMessage() for one in caplog.records if one.name == "lit_grpo"]
+
+    (warned,) = [one for one in warnings(train=trained, test=trained) if "training prompts" in one]
+    assert warned.startswith("4 of 4 held-out prompts are training prompts, too")
+    for sources in (
+        {"train": trained, "test": other},
+        {"test": trained},
+        {"train": str(tmp_path / "gone.jsonl"), "test": trained},
+    ):
+        assert not any("training prompts" in one for one in warnings(**sources)), sources
 
 
 def test_dropped_prompts_are_counted_in_a_warning(tmp_path, caplog):

@@ -4,6 +4,7 @@ import re
 import shutil
 import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from small_runs import ShareOfLowBytes, make_module, sgd, weights
 from tiny import LLAMA, tiny_policy
 
-from lit_grpo import AdditionData, PromptData, Trainer
+from lit_grpo import AdditionData, PromptData, Trainer, export_checkpoint
 from lit_grpo.callbacks import (
     Checkpoints,
 )
@@ -46,6 +47,18 @@ def test_it_writes_the_files_of_a_run(whole):
     assert (run_dir / "final/model.safetensors").exists()
     assert len(list((run_dir / "completions").iterdir())) == 3
     assert "done after optimizer step 3: max_steps is reached" in (run_dir / "run.log").read_text()
+
+
+def test_a_run_directory_in_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    trainer, _ = train(Path("~/runs/one"), max_steps=1)
+    assert trainer.run_dir == tmp_path / "runs/one"
+    assert (tmp_path / "runs/one/final/model.safetensors").exists()
+    assert len(list((tmp_path / "runs/one/completions").iterdir())) == 1
+    train(Path("~/runs/one"), max_steps=2, ckpt_path="~/runs/one/checkpoints/last.ckpt")
+    policy = Policy(architecture=LLAMA)
+    export_checkpoint("~/runs/one/checkpoints/last.ckpt", "~/model", policy=policy)
+    assert (tmp_path / "model/model.safetensors").exists()
 
 
 def test_a_stopped_run_says_why_and_resumes_to_the_undisturbed_one(whole, tmp_path):

@@ -1,7 +1,36 @@
+import copy
+import json
+import pickle
+
+import pytest
 import torch
-from tiny import completion, rollouts
+from tiny import completion, prompt, rollouts
 
 from lit_grpo.types import Completion, counted_rows
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda columns: columns.pop("level"),
+        lambda columns: columns.update(level="0"),
+        lambda columns: columns.setdefault("other", 1),
+        lambda columns: columns.__setitem__("level", "0"),
+        lambda columns: columns.__delitem__("level"),
+        lambda columns: columns.clear(),
+    ],
+)
+def test_columns_of_a_prompt_cannot_be_changed_but_copied(change):
+    one = prompt("q", level="1")
+    with pytest.raises(TypeError, match="Change a copy"):
+        change(one.columns)
+    change(dict(one.columns))
+    assert one.columns == {"level": "1"}
+    assert json.loads(json.dumps(one.columns)) == one.columns
+    for again in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
+        assert again == one
+        with pytest.raises(TypeError, match="Change a copy"):
+            change(again.columns)
 
 
 def test_a_failed_completion_is_in_the_batch_but_not_among_the_sampled():

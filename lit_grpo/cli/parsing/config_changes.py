@@ -30,6 +30,11 @@ HARMLESS = re.compile(
 )
 """Keys that may change during a run: how it is executed and evaluated, and how fast it learns."""
 
+HOLDING_OUT = re.compile(
+    r"data\.(class_path|init_args\.(.*\.)?(train|where|validation_size|train_size|num_digits))"
+)
+"""Keys that decide which rows are held out of the training data."""
+
 MODELS = ("model.policy.path", "model.teacher.path")
 """Keys of models that a resumed run may read again."""
 
@@ -87,6 +92,18 @@ def refuse_changes(run_dir: Path, changes: Sequence[Change], resume_command: str
             f"different run: {'; '.join(map(str, refused))}. Go on with its own settings: "
             f"{resume_command}. Or add --allow_changes to change them from here on{moved}."
         )
+
+
+def describe_other_holdout(changes: Sequence[Change]) -> str:
+    """Return a warning if rows of an evaluation may have been trained on; empty if none may."""
+    changed = [str(change) for change in changes if HOLDING_OUT.fullmatch(change.key)]
+    if not changed:
+        return ""
+    return (
+        "the run held out other rows, so that it may have been trained on those that are held out "
+        f"here, and then their accuracy is too high ({'; '.join(changed)}). Set data.validation or "
+        "data.test to rows that it was not trained on."
+    )
 
 
 def refuse_seed_alone(changes: Sequence[Change]) -> None:

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 import yaml
 
 from lit_grpo.cli.commands import BUNDLED, bundled_configs
-from lit_grpo.cli.output_paths import at_home
 from lit_grpo.cli.parsing.config_checks import (
     refuse_empty,
     refuse_misplaced,
@@ -30,6 +29,7 @@ from lit_grpo.cli.parsing.config_checks import (
 from lit_grpo.cli.parsing.object_checks import refuse_beside, refuse_other_forms
 from lit_grpo.runs.files.config import argument as value_at
 from lit_grpo.types import UserError
+from lit_grpo.types.paths import at_home
 from lit_grpo.types.settings import list_some
 from lit_grpo.types.spelling import did_you_mean
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from lit_grpo.cli.output_paths import at_home
+from lit_grpo.types.paths import at_home
 
 PATHS = {
     *("run_dir", "ckpt_path", "default_root_dir", "dirpath", "save_dir", "dir", "directory"),

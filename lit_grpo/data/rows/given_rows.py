@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,10 @@ class GivenRows:
         return f"{len(self.columns)} rows given in Python"
 
     def rows(self) -> list[Row]:
+        """Return copies, so that nothing which a run does changes the rows of the program."""
+        key = self.key
         return [
-            Row(source=f"data.{self.key}", number=number, id=f"{self.key}:{number}", columns=row)
+            Row(source=f"data.{key}", number=number, id=f"{key}:{number}", columns=deepcopy(row))
             for number, row in enumerate(self.columns, start=1)
         ]
 

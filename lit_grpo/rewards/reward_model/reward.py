@@ -22,6 +22,7 @@ from lit_grpo.rewards.reward_model.model import (
 )
 from lit_grpo.types import Completion, Prompt, Score, check_range, check_value
 from lit_grpo.types.field_types import checks_types
+from lit_grpo.types.paths import at_home
 
 MIN_EQUAL_ROWS = 16
 """Number of consecutive rows with equal values at which the first warning is logged."""
@@ -74,7 +75,7 @@ class ScorerReward(Reward):
         check_range(setting_key(self, "batch_size"), batch_size, at_least=1)
         check_range(setting_key(self, "max_tokens"), max_tokens, at_least=1)
         self.settings = ScorerSettings(
-            path=path,
+            path=at_home(path),
             label=label,
             activation=activation,
             device=device,

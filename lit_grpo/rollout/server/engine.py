@@ -53,6 +53,7 @@ from lit_grpo.rollout.weights.store import WeightStore
 from lit_grpo.rollout.weights.sync import WeightSync, sends_adapter
 from lit_grpo.types import Completion, Measurements, Prompt, check_init, check_range
 from lit_grpo.types.keywords import checks_keywords
+from lit_grpo.types.paths import at_home
 
 T = TypeVar("T")
 
@@ -121,7 +122,7 @@ class ServedEngine(RolloutEngine):
         self.supervision = supervision
         self.request_timeout = request_timeout
         self.limits = RequestLimits(retries=request_retries, max_concurrency=max_concurrency)
-        self._configured_directory = directory
+        self._configured_directory = None if directory is None else at_home(directory)
         self._loop: EventLoopThread | None = None
         self._num_updates = 0
         self._running: set[Future[Any]] = set()

@@ -48,6 +48,7 @@ from lit_grpo.types import check_range
 from lit_grpo.types.errors import as_rank_lost
 from lit_grpo.types.field_types import checks_types
 from lit_grpo.types.keywords import checks_keywords
+from lit_grpo.types.paths import at_home
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class Checkpoints(Callback):
         self.keep_last = keep_last
         self.monitor = monitor
         self.mode = mode
-        self.dirpath = dirpath
+        self.dirpath = None if dirpath is None else at_home(dirpath)
         self.in_background = in_background
         self._dirpath_of_run: Path | None = None
         self.best: float | None = None

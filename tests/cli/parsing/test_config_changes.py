@@ -188,6 +188,19 @@ def test_a_run_is_evaluated_by_its_name(run, command, capsys, caplog):
     assert re.search(r"^\w+/accuracy +\d\.\d{3}$", capsys.readouterr().out, re.MULTILINE)
 
 
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_other_held_out_rows_than_the_run_s_may_have_been_trained_on(run, command, caplog):
+    warned = (
+        "it may have been trained on those that are held out here, and then their accuracy is too "
+        "high (data.init_args.validation_size: 2 -> 4)"
+    )
+    assert main([command, RUN, "--data.validation_size=4"]) == 0
+    assert warned in caplog.text
+    caplog.clear()
+    assert main([command, RUN, "--data.validation_batch_size=1", "--data.seed=7"]) == 0
+    assert "too high" not in caplog.text
+
+
 def test_a_run_that_is_none_is_refused(run, capsys):
     assert main(["fit", "base.yaml"]) == 2
     assert "Use --config base.yaml." in capsys.readouterr().err

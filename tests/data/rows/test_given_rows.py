@@ -24,6 +24,17 @@ def test_dicts_are_trained_on_and_validated(kind):
     assert set(flat(module.evaluated)) == {"validation:1"}
 
 
+def test_a_reward_cannot_change_the_rows_of_the_program():
+    rows = [{"prompt": "q", "answer": "1", "words": ["a", "b"]} for _ in range(2)]
+    data = PromptData(train=rows, prompts_per_step=2)
+    fit(data, max_steps=1)
+    first = data.train_dataloader().some_prompts()[0]
+    first.columns["words"].append("c")
+    with pytest.raises(TypeError, match=r"cannot be changed .* copy: dict\(prompt\.columns\)"):
+        first.columns["answer"] = "0"
+    assert rows == [{"prompt": "q", "answer": "1", "words": ["a", "b"]}] * 2
+
+
 @pytest.mark.parametrize("kind", [pd.DataFrame, lambda rows: pyarrow.Table.from_pylist([*rows])])
 def test_a_table_has_the_rows_of_its_parquet_file(kind, tmp_path):
     rows = [{"prompt": "q", "n": 1.5, "steps": [1, 2]}, {"prompt": None, "n": None, "steps": None}]
