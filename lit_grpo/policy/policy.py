@@ -41,6 +41,7 @@ from lit_grpo.policy.files.shard_loading import (
     warn_of_whole_load,
     weights_to_read_in_parts,
 )
+from lit_grpo.policy.files.vocabulary import check_special_tokens
 from lit_grpo.policy.lora import LoRA, add_lora, is_adapter
 from lit_grpo.policy.named_weights import base_weights, gather
 from lit_grpo.policy.packed.packed_attention import same_attention
@@ -274,7 +275,9 @@ class Policy(nn.Module):
 
     def _initial_model(self, load: Callable[..., PreTrainedModel] = load_model) -> PreTrainedModel:
         if self.path is not None:
-            return load(self.path, **self._loading_options)
+            model = load(self.path, **self._loading_options)
+            check_special_tokens(model.config, self.tokenizer)
+            return model
         assert self.architecture is not None
         return build_model(
             self.architecture,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from lit_grpo.rewards.function_path import load_function
@@ -52,6 +54,7 @@ class FunctionReward(Reward):
     ) -> None:
         self._source = function
         self.function = _resolve(function)
+        _refuse_reward(self.function, function)
         self.reward_kwargs = dict(reward_kwargs or {})
         super().__init__(name=name or _default_name(self.function), **settings)
         parameters = inspect.signature(self.function).parameters.values()
@@ -109,9 +112,17 @@ class FunctionReward(Reward):
                 raise UserError(
                     f"every column that {self.name} requires must be in the data; "
                     f"{', '.join(missing)} is missing from prompt {prompt.id}, which has "
-                    f"{', '.join(sorted(set(columns))) or 'none'}. Map the column in the data "
-                    "module, set it in reward_kwargs, or give the parameter a default."
+                    f"{', '.join(sorted(set(columns))) or 'none'}. Rename the column in the data "
+                    "or the parameter of the function, give the parameter a default, or set one "
+                    f"value for all rows: {self._with_value_of(missing[0])}."
                 )
+
+    def _with_value_of(self, name: str) -> str:
+        """Return the setting that gives a parameter a value."""
+        if not isinstance(self._source, str):
+            return f"FunctionReward({self.name}, reward_kwargs={{{name!r}: ...}})"
+        init_args = f"{{function: {self._source}, reward_kwargs: {{{name}: VALUE}}}}"
+        return f"{{class_path: FunctionReward, init_args: {init_args}}}"
 
     def _check_takes_completions(self) -> None:
         if not self._takes_all and not {*TRL.reserved, *VERL.reserved}.intersection(self._named):
@@ -152,6 +163,24 @@ class FunctionReward(Reward):
 
 def _resolve(function: str | Callable[..., Any]) -> Callable[..., Any]:
     return load_function(function) if isinstance(function, str) else function
+
+
+def _refuse_reward(given: Callable[..., Any], source: str | Callable[..., Any]) -> None:
+    """Check that a function is not a class of rewards, which is named otherwise.
+
+    Raises:
+        UserError: it is one.
+    """
+    if not (isinstance(given, type) and issubclass(given, Reward)):
+        return
+    instead = constructor_call(given)
+    if isinstance(source, str):
+        place = re.split(r"[:.](?=\w+$)", source)[0]
+        instead = f"{Path(place).stem if place.endswith('.py') else place}.{given.__name__}"
+    raise UserError(
+        f"a function must be given, got {given.__name__}, which is a class of rewards. Give "
+        f"{instead} as the reward itself."
+    )
 
 
 def _default_name(function: Callable[..., Any]) -> str:

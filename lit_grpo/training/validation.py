@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.data import TrainingLoader
 from lit_grpo.distributed.ranks import any_failure
+from lit_grpo.policy.files.vocabulary import check_prompt_tokens
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.stopping import ExitCode, get_stop_reason, mark_unfinished_validation, stop_run
 from lit_grpo.training.checks.compatibility import (
@@ -59,6 +60,7 @@ class EvaluatedModule(ResumableModule):
         """
         loader = cast(TrainingLoader, self.trainer.train_dataloader)
         self.check_loader(loader)
+        check_prompt_tokens(self.policy.model.config, loader.some_prompts())
         self._compare("model", self.settings())
         self._compare("data", loader.settings())
         self._run_settings.add("model", self.changeable_settings(), may_change=True)

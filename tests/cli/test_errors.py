@@ -110,6 +110,8 @@ ARGUMENTS = {
     "--model.optimizer=3.0e-4": "got 3.0e-4. The learning rate is model.optimizer.lr.",
     "--model.optimizer=[1]": "model.optimizer: expected a class, got [1].",
     "--model.sampling.stop x": "expected list[str], got x. A list of one is '[x]'.",
+    "--model.engine=my.py:Mine": "MyClass, got my.py:Mine. Write my.Mine.",
+    "--model.rewards '[{class_path: my.py:Mine}]'": "got my.py:Mine. Write my.Mine.",
     "--model.rewards MathRewrd": "got MathRewrd. Did you mean '[MathReward]'?",
     "--model.lr 1e-4": "model.lr: no such key. Did you mean model.optimizer.lr?",
     "--model.weight_decay 0": "no such key. Did you mean model.optimizer.weight_decay?",

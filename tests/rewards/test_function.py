@@ -304,9 +304,34 @@ def test_data_without_a_required_column_is_refused_before_training():
 
     with (
         RewardSuite([FunctionReward(wants_level)]) as suite,
-        pytest.raises(ValueError, match="level is missing from prompt p, which has answer"),
+        pytest.raises(ValueError, match="level is missing from prompt p, which has answer") as no,
     ):
         suite.check([prompt(answer="2")])
+    advice = "one value for all rows: FunctionReward(wants_level, reward_kwargs={'level': ...})."
+    assert str(no.value).endswith(advice)
+
+
+def test_the_advice_for_a_missing_column_can_be_followed(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def score(data_source, solution_str): return float(data_source == 'x')")
+    with pytest.raises(UserError, match="data_source is missing") as refused:
+        FunctionReward(f"{file}:score").check([prompt()])
+    path, kwargs = f"function: {file}:score", "reward_kwargs: {data_source: VALUE}"
+    assert f"{{class_path: FunctionReward, init_args: {{{path}, {kwargs}}}}}" in str(refused.value)
+    with_value = FunctionReward(f"{file}:score", {"data_source": "x"})
+    with_value.check([prompt()])
+    assert with_value.score(prompt(), completion()) == 1.0
+
+
+@pytest.mark.parametrize("path", ["{file}:Mine", "some_rewards:Mine", "some_rewards.Mine"])
+def test_a_class_of_rewards_is_no_function_but_named_as_one_is(path, tmp_path, monkeypatch):
+    file = tmp_path / "some_rewards.py"
+    file.write_text("from lit_grpo.rewards import Reward\nclass Mine(Reward): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"is a class of rewards\. Give some_rewards\.Mine as the"):
+        FunctionReward(path.format(file=file))
+    with pytest.raises(UserError, match=r"class of rewards\. Give MathReward\(\) as the reward"):
+        FunctionReward(MathReward)
 
 
 def test_what_only_trls_trainer_passes_is_not_asked_of_the_data():
@@ -315,7 +340,7 @@ def test_what_only_trls_trainer_passes_is_not_asked_of_the_data():
         pytest.raises(UserError, match="must not require trainer_state .* a default") as refused,
     ):
         suite.check([prompt(answer="2")])
-    assert "Map the column" not in str(refused.value)
+    assert "Rename the column" not in str(refused.value)
 
     def may_log(completions, trainer_state=None, log_metric=None):
         return [float(log_metric is None and trainer_state is None) for _ in completions]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from lit_grpo.cli.built_run import BuiltRun, NotChecked, is_ours, own_reward, suite_of
 from lit_grpo.cli.doctor.findings import Finding, ok, remark
 from lit_grpo.data import PromptDataModule
+from lit_grpo.policy.files.vocabulary import check_prompt_tokens
 from lit_grpo.rewards import FunctionReward, JudgedReward, Reward
 from lit_grpo.training import Evaluation
 from lit_grpo.training.checks.compatibility import check_prompts_fit
@@ -78,7 +80,8 @@ def _is_blank(prompt: Prompt) -> bool:
 def check_lengths(run: BuiltRun) -> Iterator[Finding]:
     """Check that the model and the teacher have positions for prompts and completions."""
     prompts = run.prompts  # if there are none, `check_rows` has said why
-    run.outline.get()
+    outline: Any = run.outline.get()
+    check_prompt_tokens(outline.config, prompts)
     positions, completion_tokens = run.positions, run.completion_tokens
     if not prompts or positions is None or completion_tokens >= positions:
         return

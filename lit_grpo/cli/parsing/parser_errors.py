@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, get_args
 
 from lit_grpo.cli.errors import broken_import, one_line
@@ -273,6 +274,13 @@ def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
     return f"{argument}: no such key.{suggest_key(parser, argument)}"
 
 
+def not_dotted(parser: Any, key: str, match: re.Match[str]) -> str:
+    path = match["value"]
+    place, _, name = path.rpartition(":")
+    fix = f" Write {Path(place).stem}.{name}." if name.isidentifier() and place else ""
+    return f"{key}: expected the path of a class, such as my_module.MyClass, got {path}.{fix}"
+
+
 def not_text(parser: Any, key: str, match: re.Match[str]) -> str:
     return (
         f"a key of the config must be text, got {match['value']}. Write decimals with a "
@@ -317,6 +325,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (r"Import path (?P<path>\S+) does not correspond to a subclass of (?P<base>\w+)", wrong_class),
     (r"(Group '(?P<group>.+)' does not accept o|O)ption '(?P<key>[^']+)'", unknown_key),
     (r"model\.policy.*Unexpected import path format: (?P<value>\S+)", wrong_type),
+    (r"Unexpected import path format: (?P<value>[^\s}]+)", not_dotted),
     (r"unrecognized arguments: (?P<argument>\S+)", unknown_argument),
     (r"the following arguments are required: (?P<keys>.+)", missing_keys),
     (r"(Got|Given) value: (?P<value>.*?)(\n\s*Subclass types expect.*)?$", wrong_type),

@@ -5,7 +5,7 @@ Each reads the data and loads the policy as a training run would, if it needs th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,14 @@ from lit_grpo.cli.rewards.rescore import rescore
 from lit_grpo.cli.rewards.trial import try_rewards
 from lit_grpo.data import PromptDataModule, TrainingLoader
 from lit_grpo.policy.files.loading import max_positions
+from lit_grpo.policy.files.vocabulary import check_prompt_tokens
 from lit_grpo.rewards.scoring.scoring import RewardFailed
 from lit_grpo.runs.checkpoints.files import read_checkpoint
 from lit_grpo.training import GRPOModule
-from lit_grpo.training.checks.compatibility import check_completions_fit, check_prompts_fit
+from lit_grpo.training.checks.compatibility import (
+    check_completions_fit,
+    check_prompts_fit,
+)
 from lit_grpo.training.checks.strategies import refuse_unsupported
 from lit_grpo.training.collecting.generation import load_weights, start_engine
 from lit_grpo.training.seeds import seed_everything
@@ -38,9 +42,7 @@ def _run_rewards(cli: CommandLine) -> int:
     prompts = loader.some_prompts()
     module.rewards.start(module.reasoning)
     module.rewards.check(prompts)
-    outline: Any = module.policy.outline()
-    check_completions_fit(max_positions(outline.config), module.sampling)
-    check_prompts_fit(max_positions(outline.config), module.sampling, prompts)
+    _check_model(module, prompts)
     load_policy(cli, module)
     with cli.trainer.precision_plugin.val_step_context():
         return try_rewards(
@@ -50,6 +52,15 @@ def _run_rewards(cli: CommandLine) -> int:
             shares=loader.shares,
             path=Path(cli.config.run_dir) / "rewards.parquet",
         )
+
+
+def _check_model(module: GRPOModule, prompts: Sequence[Prompt]) -> None:
+    """Check that the model has room for prompts and completions, without its weights."""
+    outline: Any = module.policy.outline()
+    positions = max_positions(outline.config)
+    check_completions_fit(positions, module.sampling)
+    check_prompts_fit(positions, module.sampling, prompts)
+    check_prompt_tokens(outline.config, prompts)
 
 
 def _run_judge_check(cli: CommandLine) -> int:

@@ -29,6 +29,7 @@ from transformers import (
 
 from lit_grpo.policy.chat_template import SET_EOS
 from lit_grpo.policy.files.model_types import ABOUT_MODEL_TYPE, explain_loading, explain_model_type
+from lit_grpo.policy.files.vocabulary import check_special_tokens
 from lit_grpo.policy.files.weight_files import check_weight_files
 from lit_grpo.policy.lora import base_of, is_adapter
 from lit_grpo.types import UserError
@@ -166,6 +167,8 @@ def build_model(
     """Build a causal model with random weights for the vocabulary of a tokenizer."""
     config = _build_config(architecture, tokenizer)
     _check_keys(architecture, config)
+    advice = "Remove vocab_size from model.policy.architecture: it follows the tokenizer."
+    check_special_tokens(config, tokenizer, advice)
     factory: Any = AutoModelForCausalLM  # transformers does not annotate from_config
     model: PreTrainedModel = factory.from_config(
         _without_dropout(config),
