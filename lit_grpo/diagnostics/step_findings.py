@@ -64,7 +64,7 @@ class Failure:
         return advice_on(self.outcome, is_bug=self.is_bug)
 
     def __str__(self) -> str:
-        example = f", for instance: {shorten(self.detail)}" if self.detail else ""
+        example = f", for instance: {shorten_middle(self.detail)}" if self.detail else ""
         return (
             f"{self.fraction:.0%} of the scores of reward {self.reward!r} ended as "
             f"{self.outcome}{example}. {self.advice}."
@@ -129,6 +129,14 @@ def shorten(text: str) -> str:
     """Return the end of a long text, where the cause of an error or the final answer is."""
     text = text.strip()
     return text if len(text) <= SHOWN_CHARACTERS else "…" + text[-SHOWN_CHARACTERS:]
+
+
+def shorten_middle(text: str) -> str:
+    """Return the start and the end of a long text: what failed, and why."""
+    text = text.strip()
+    start = SHOWN_CHARACTERS // 3
+    end = SHOWN_CHARACTERS - start
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:start]} … {text[-end:]}"
 
 
 def truncated_fraction(rollouts: RolloutBatch) -> float:

@@ -199,6 +199,7 @@ class Policy(nn.Module):
         if sharding.loads_parts:
             saved = weights_to_read_in_parts(self.path, self.lora, **self._loading_options)
         model = self._initial_model(load_model if saved is None else model_of_placeholders)
+        check_special_tokens(model.config, self.tokenizer)
         if sharding.loads_parts and saved is None and self.path is not None:
             warn_of_whole_load(model)
         self.loaded_from = None if self.path is None else ModelSource.of(self.path)
@@ -275,9 +276,7 @@ class Policy(nn.Module):
 
     def _initial_model(self, load: Callable[..., PreTrainedModel] = load_model) -> PreTrainedModel:
         if self.path is not None:
-            model = load(self.path, **self._loading_options)
-            check_special_tokens(model.config, self.tokenizer)
-            return model
+            return load(self.path, **self._loading_options)
         assert self.architecture is not None
         return build_model(
             self.architecture,

@@ -11,7 +11,7 @@ from os import PathLike
 from types import NoneType, UnionType
 from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from lit_grpo.types.settings import setting_error, shown
+from lit_grpo.types.settings import as_object, setting_error, shown
 
 LISTS = (list, tuple, Sequence)
 IN_WORDS = {
@@ -76,9 +76,8 @@ def check_value(key: str, value: Any, hint: Any) -> None:
     """
     options = _options(hint)
     if not any(_fits(value, option) for option in options):
-        raise setting_error(
-            key, _either([word for one in options for word in _words(one)]), shown(value)
-        )
+        rule = _either([word for one in options for word in _words(one)])
+        raise setting_error(key, rule, shown(value), as_object(value, options))
 
 
 @cache

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from inspect import isabstract
 from math import inf
 from numbers import Real
 from urllib.parse import urlsplit
@@ -87,8 +88,33 @@ def check_type(key: str, value: object, kind: type | tuple[type, ...]) -> None:
         if isinstance(value, type) and issubclass(value, kind):
             name = value.__name__
             raise setting_error(key, rule, f"the class {name}", f"write {name}(...)")
-        is_one_item = list in kinds and not isinstance(value, str | Iterable)
-        raise setting_error(key, rule, shown(value), "write [...] around it" if is_one_item else "")
+        is_one_item = list in kinds and (isinstance(value, str) or not isinstance(value, Iterable))
+        fix = "write [...] around it" if is_one_item else as_object(value, kinds)
+        raise setting_error(key, rule, shown(value), fix)
+
+
+def as_object(value: object, kinds: Iterable[object]) -> str:
+    """Return how settings that were given as in a config become an object in Python.
+
+    Args:
+        value: What was given: ``{"max_tokens": 8}``, or a text or a number.
+        kinds: Types that are allowed.
+
+    Returns:
+        Such as ``write Sampling(max_tokens=8), of lit_grpo.rollout``; empty if there is no way.
+    """
+    if not isinstance(value, Mapping | str | Real):
+        return ""
+    given = "..."
+    if isinstance(value, Mapping):
+        given = ", ".join(f"{name}={one!r}" for name, one in value.items())
+    for kind in kinds:
+        if not isinstance(kind, type) or isabstract(kind):
+            continue
+        if kind.__module__.startswith("lit_grpo."):
+            package = ".".join(kind.__module__.split(".")[:2])
+            return f"write {kind.__name__}({given}), of {package}"
+    return ""
 
 
 def shown(value: object) -> str:

@@ -1,7 +1,7 @@
 import pytest
 from toy_rollouts import failed, rollouts
 
-from lit_grpo.diagnostics.step_findings import no_signal
+from lit_grpo.diagnostics.step_findings import no_signal, shorten_middle
 from lit_grpo.types import Outcome
 
 DOWN = failed(Outcome.UNAVAILABLE, "connection refused")
@@ -39,3 +39,13 @@ def test_groups_whose_weights_are_too_old_are_the_cause_of_a_missing_signal():
 def test_rewards_of_zero_come_with_the_likely_cause():
     _, cause = no_signal(rollouts([[0.0, 0.0]]))
     assert "no completion has the format or answer that they look for" in cause
+
+
+def test_a_long_failure_is_cut_in_the_middle_since_it_begins_with_what_and_ends_with_why():
+    text = "not a chat completion: " + "x" * 500 + " (check base_url)"
+    shown = shorten_middle(f" {text} ")
+    assert shown.startswith("not a chat completion: x")
+    assert shown.endswith("x (check base_url)")
+    assert " … " in shown
+    assert len(shown) < 250
+    assert shorten_middle(" short ") == "short"

@@ -142,6 +142,7 @@ def module(**settings):
             r"list or tuple, .* \(write \[\.\.\.\] around",
         ),
         (lambda: TimingLog(stages="yes"), "True or False, got 'yes'"),
+        (lambda: Policy("any", lora={"rank": 4}), r"write LoRA\(rank=4\), of lit_grpo.policy"),
         (lambda: VLLMServerEngine(urls="http://127.0.0.1:1"), "a list of texts or None"),
     ],
 )

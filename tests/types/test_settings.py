@@ -1,10 +1,13 @@
 import math
 from fractions import Fraction
+from types import NoneType
 
 import pytest
 
+from lit_grpo.objective import KLTerm, Objective
+from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.types import UserError, check_range, check_type, setting_error
-from lit_grpo.types.settings import list_some
+from lit_grpo.types.settings import as_object, list_some
 
 
 def test_a_refused_setting_names_key_rule_value_reason_and_fix():
@@ -80,3 +83,18 @@ def test_what_is_no_number_is_in_no_range(value):
 )
 def test_the_first_of_many_names_are_listed(names, separator, listed):
     assert list_some(names, 2, separator) == listed
+
+
+@pytest.mark.parametrize(
+    ("value", "kinds", "fix"),
+    [
+        ({"max_tokens": 8}, [Sampling], "write Sampling(max_tokens=8), of lit_grpo.rollout"),
+        ("x", [NoneType, Objective], "write Objective(...), of lit_grpo.objective"),
+        (0.1, [KLTerm], "write KLTerm(...), of lit_grpo.objective"),
+        ("HFEngine", [RolloutEngine], ""),  # abstract
+        ({"a": 1}, [int, dict], ""),
+        ([1], [Sampling], ""),
+    ],
+)
+def test_settings_as_in_a_config_are_told_how_to_be_an_object(value, kinds, fix):
+    assert as_object(value, kinds) == fix

@@ -11,6 +11,7 @@ from lit_grpo.types.spelling import did_you_mean
         ("rate", ["date", "ratio"], " Did you mean ratio?"),
         ("quite", ["other"], ""),
         ("adamw", ["Adam", "AdamW", "AdamW8bit"], " Did you mean AdamW?"),
+        ("dappo", ["dapo", "dppo"], " Did you mean dapo?"),
         ("any", [], ""),
     ],
 )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from lit_grpo.cli.built_run import BuiltRun
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, refused, remark
 from lit_grpo.cli.estimate.model_sizes import trained
+from lit_grpo.policy.files.vocabulary import check_special_tokens
 from lit_grpo.policy.files.weight_files import check_weight_files
 from lit_grpo.policy.lora import is_adapter
 from lit_grpo.runs.tables import with_unit
@@ -22,7 +24,8 @@ def check_model(run: BuiltRun) -> Iterator[Finding]:
     """Read the tokenizer and the config of the model, and build it without weights."""
     policy = run.module.policy
     run.tokenizer.read()
-    outline = run.outline.read()
+    outline: Any = run.outline.read()
+    check_special_tokens(outline.config, run.tokenizer.get())
     total = sum(one.numel() for one in outline.parameters())
     num_trained = sum(one.numel() for one in trained(outline))
     share = "all of them trained" if num_trained == total else f"{with_unit(num_trained)} trained"

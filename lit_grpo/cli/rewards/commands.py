@@ -17,7 +17,7 @@ from lit_grpo.cli.rewards.rescore import rescore
 from lit_grpo.cli.rewards.trial import try_rewards
 from lit_grpo.data import PromptDataModule, TrainingLoader
 from lit_grpo.policy.files.loading import max_positions
-from lit_grpo.policy.files.vocabulary import check_prompt_tokens
+from lit_grpo.policy.files.vocabulary import check_prompt_tokens, check_special_tokens
 from lit_grpo.rewards.scoring.scoring import RewardFailed
 from lit_grpo.runs.checkpoints.files import read_checkpoint
 from lit_grpo.training import GRPOModule
@@ -60,6 +60,7 @@ def _check_model(module: GRPOModule, prompts: Sequence[Prompt]) -> None:
     positions = max_positions(outline.config)
     check_completions_fit(positions, module.sampling)
     check_prompts_fit(positions, module.sampling, prompts)
+    check_special_tokens(outline.config, module.tokenizer)
     check_prompt_tokens(outline.config, prompts)
 
 

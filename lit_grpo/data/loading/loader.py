@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_grpo.data.loading.contents import describe_rows
-from lit_grpo.types import GroupResult, Prompt, UserError
+from lit_grpo.types import GroupResult, Prompt, UserError, setting_error
 
 Order = NDArray[np.integer[Any]]
 """Indices of prompts."""
@@ -251,10 +251,11 @@ def check_sizes(
     """
     if batch_size < 1 or batch_size % world_size:
         name = "prompts_per_step" if training else "validation_batch_size"
-        raise UserError(
-            f"{name} must be a positive multiple of {world_size}, the number of processes, got "
-            f"{batch_size} (each takes an equal share). Set data.{name}."
-        )
+        rule, why = ">= 1", ""
+        if world_size > 1:
+            rule = f"a positive multiple of {world_size}, the number of processes"
+            why = "each takes an equal share"
+        raise setting_error(f"data.{name}", rule, batch_size, why)
     needed = batch_size if training else world_size
     if num_prompts is not None and num_prompts < needed:
         fix = "lower data.prompts_per_step" if training else "use fewer processes"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from doctor_runs import doctor, policy_from, rewarded, write_rows
 from tiny import tiny_policy
 
@@ -27,6 +29,16 @@ def test_a_model_without_weights_is_failed(here, capsys):
     exit_code, shown = doctor(capsys, *policy_from("model"))
     assert exit_code == 1
     assert "model has a config but no weights" in shown["model"]
+
+
+def test_a_model_with_fewer_embeddings_than_tokens_is_failed(here, capsys):
+    tiny_policy().save_pretrained(here / "model")
+    config = here / "model" / "config.json"
+    smaller = {"vocab_size": 200, "pad_token_id": None, "eos_token_id": 1}
+    config.write_text(json.dumps(json.loads(config.read_text()) | smaller))
+    exit_code, shown = doctor(capsys, *policy_from("model"))
+    assert exit_code == 1
+    assert "got 200 embeddings, for the tokens 0 to 199, and token 256 ('<eos>')" in shown["model"]
 
 
 def test_half_of_a_file_of_weights_is_failed(here, capsys):

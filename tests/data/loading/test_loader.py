@@ -3,7 +3,7 @@
 import pytest
 
 from lit_grpo.data import PromptLoader
-from lit_grpo.types import Prompt
+from lit_grpo.types import Prompt, UserError
 
 
 def prompts(number: int) -> list[Prompt]:
@@ -200,3 +200,8 @@ def test_too_few_prompts_for_a_batch_are_refused():
 def test_a_batch_size_that_the_ranks_cannot_share_is_refused(batch_size):
     with pytest.raises(ValueError, match="prompts_per_step must be a positive multiple of 2"):
         loader(9, batch_size, world_size=2)
+
+
+def test_one_process_needs_no_multiple():
+    with pytest.raises(UserError, match=r"prompts_per_step must be >= 1, got -1\. Set data\.pro"):
+        PromptLoader(prompts(4), -1)
