@@ -240,7 +240,7 @@ class GRPOModule(EvaluatedModule):
 
     def check_start(self) -> None:
         code = {one.name: describe_code(one) for one in self.rewards.rewards}
-        self._run_settings.add_reward_code(code)
+        self._run_settings.add_reward_code(code, has_scored=self.rollout_step > 0)
         super().check_start()
         model = self.policy.model
         if warning := check_ends(model, self.tokenizer, self.sampling, self.objective):

@@ -34,6 +34,7 @@ from lit_grpo.training.checks.same_run import (
 from lit_grpo.training.optimizer.settings import by_key, configured_settings
 from lit_grpo.types import UserError
 from lit_grpo.types.plain import changed_settings
+from lit_grpo.types.saved_state import ALLOW_CHANGES
 
 log = logging.getLogger(__name__)
 
@@ -195,8 +196,7 @@ class ResumableModule(PolicyModule):
         raise UserError(
             "the optimizer needs a state that the checkpoint does not have: "
             f"{'; '.join(changed_settings(by_key(earlier), by_key(now)))}. Put the settings of the "
-            "run back. Or add --allow_changes, in Python allow_changes=True to trainer.fit: the "
-            "optimizer then begins with an empty state."
+            f"run back. Or {ALLOW_CHANGES}: the optimizer then begins with an empty state."
         )
 
     def _leave_out_other_optimizer(self, checkpoint: dict[str, Any], optimizer: Any) -> None:

@@ -13,6 +13,12 @@ import torch
 
 from lit_grpo.types.errors import UserError
 
+ALLOW_CHANGES = (
+    "add --allow_changes (in Python allow_changes=True to fit of lit_grpo.Trainer, or with another "
+    "trainer module.allow_changes = True before it)"
+)
+"""How a run is resumed with settings that make it another one."""
+
 _READABLE = (NoneType, bool, int, float, complex, str, bytes, bytearray, torch.Tensor)
 _DICTS = (dict, OrderedDict, Counter)
 _LISTS = (list, tuple, set)

@@ -62,15 +62,18 @@ def find_changes(before: str, after: str) -> list[Change]:
     """Return the keys whose values differ between two saved configs.
 
     If another release wrote ``before``, a key that only ``after`` has is at the default of the
-    present one, and is not a change.
+    present one, and is not a change. Nor are the arguments of a class that is another one.
     """
     release, other = (re.match(r"# lit-grpo==.*", text) for text in (before, after))
     is_same_release = release is not None and other is not None and release[0] == other[0]
-    changes = _differences(yaml.safe_load(before), yaml.safe_load(after))
+    changes = [*_differences(yaml.safe_load(before), yaml.safe_load(after))]
+    other_classes = [one.key for one in changes if one.key.endswith(".class_path")]
+    of_others = tuple(f"{key.removesuffix('class_path')}init_args." for key in other_classes)
     return [
         change
         for change in changes
-        if not IGNORED.fullmatch(change.key)
+        if not change.key.startswith(of_others)
+        and not IGNORED.fullmatch(change.key)
         and (is_same_release or change.before is not NOT_SET or _is_item(change.key))
     ]
 

@@ -16,6 +16,7 @@ from lit_grpo.policy.files.weight_files import safetensors_files
 from lit_grpo.policy.lora import base_of, is_adapter
 from lit_grpo.types import UserError
 from lit_grpo.types.plain import changed_settings
+from lit_grpo.types.saved_state import ALLOW_CHANGES
 
 NUM_PLACES, SAMPLED_BYTES = 16, 64
 """Each weight is compared at so many places, and so many bytes at each."""
@@ -84,7 +85,7 @@ def refuse_changed(
                 f"{key} must be the model that the run began with, {saved['path']}, got "
                 f"{own.path}, which has other weights (it would be a different run from here on). "
                 "Set it back, or begin a new run from the other one. To go on with it all the same "
-                "add --allow_changes, in Python allow_changes=True to trainer.fit."
+                f"{ALLOW_CHANGES}."
             )
         if saved["path"] == own.path and own.is_read_again:
             raise UserError(
@@ -115,8 +116,7 @@ def refuse_other_start(checkpoint: Mapping[str, Any], path: str | None) -> None:
         raise UserError(
             f"model.policy must be what the run began with, {began}, got {now} (a reference that "
             "stays would be another one from here on, so it would be a different run). Set it "
-            "back, or begin a new run. To go on with it all the same add --allow_changes, in "
-            "Python allow_changes=True to trainer.fit."
+            f"back, or begin a new run. To go on with it all the same {ALLOW_CHANGES}."
         )
 
 

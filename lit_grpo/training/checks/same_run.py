@@ -20,6 +20,7 @@ from lit_grpo.policy.files.model_source import OTHER_POLICY, refuse_other_shape
 from lit_grpo.policy.sharding import whole_shape
 from lit_grpo.types import UserError
 from lit_grpo.types.plain import changed_settings, plain_value
+from lit_grpo.types.saved_state import ALLOW_CHANGES
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +88,8 @@ class RunSettings:
         if changed and not may_change:
             raise UserError(
                 "the run was trained with other settings or data, and resuming with these would "
-                f"make it a different run: {'; '.join(changed)}. Put those of the run back. Or add "
-                "--allow_changes, in Python allow_changes=True to trainer.fit, to change them from "
-                "here on."
+                f"make it a different run: {'; '.join(changed)}. Put those of the run back. Or "
+                f"{ALLOW_CHANGES}, to change them from here on."
             )
         self.changes += [one for one in changed if one not in self.changes]
         self.now |= found
@@ -112,15 +112,18 @@ class RunSettings:
         )
         return True
 
-    def add_reward_code(self, code: Mapping[str, str | None]) -> None:
+    def add_reward_code(self, code: Mapping[str, str | None], *, has_scored: bool) -> None:
         """Take checksums of the rewards' code by their names, and warn of those that have changed.
 
         It is not an error: a comment may have changed, or a bug been mended for the resume.
+
+        Args:
+            has_scored: Whether the run has taken a step with the code before.
         """
         before = self.before.get(REWARD_CODE, {})
         self.now[REWARD_CODE] = dict(code)
         changed = [name for name in code if len({before.get(name), code[name], None}) > 2]
-        if changed:
+        if changed and has_scored:
             rank_zero_only(log.warning)(
                 "the code of %s is not that of the run so far: rewards from before cannot be "
                 "compared with those from here on, unless only comments have changed. To "

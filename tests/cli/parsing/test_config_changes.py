@@ -254,6 +254,18 @@ def test_what_changed_is_found_and_a_new_key_unless_a_later_release_has_added_it
     assert sorted(map(str, find_changes(before, after))) == sorted(FOUND + added)
 
 
+def test_of_another_class_the_arguments_are_no_changes_of_their_own():
+    before, after = (
+        f"model: {{rewards: [{first}, {{class_path: C, init_args: {{z: {z}}}}}]}}"
+        for first, z in (
+            ("{class_path: A, init_args: {x: 1}}", 1),
+            ("{class_path: B, init_args: {y: 1}}", 2),
+        )
+    )
+    found = ["model.rewards.0.class_path: A -> B", "model.rewards.1.init_args.z: 1 -> 2"]
+    assert [str(one) for one in find_changes(before, after)] == found
+
+
 def test_a_model_named_by_its_class_is_compared_key_by_key():
     before = "model: {class_path: lit_grpo.GRPOModule, init_args: {outage: {a: 1}}}"
     after = "model: {class_path: lit_grpo.GRPOModule, init_args: {outage: {a: 2}}}"

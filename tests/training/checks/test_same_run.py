@@ -91,7 +91,9 @@ def test_code_of_rewards_that_has_changed_is_warned_of_and_kept_anew(caplog):
     settings = RunSettings()
     settings.before = {"rewards.code": {"a": "1", "b": "2", "c": None, "gone": "3"}}
     code = {"a": "1", "b": "5", "c": "4", "new": "6"}
-    settings.add_reward_code(code)
+    settings.add_reward_code(code, has_scored=False)  # a bug was mended after the first step
+    assert not caplog.records
+    settings.add_reward_code(code, has_scored=True)
     (record,) = caplog.records
     assert "the code of reward 'b' is not that of the run so far" in record.message
     assert settings.now["rewards.code"] == code
