@@ -18,6 +18,7 @@ from lit_grpo.cli.commands import (
     COMMANDS,
     OTHER_NAMES,
     OWN_EXIT_CODES,
+    TRAINING,
     WITHOUT_CONFIG,
     bundled_configs,
     describe,
@@ -25,7 +26,7 @@ from lit_grpo.cli.commands import (
     usage,
 )
 from lit_grpo.cli.errors import print_error
-from lit_grpo.cli.output import ignore_closed_output, silence_imports
+from lit_grpo.cli.output import ignore_closed_output, lost_output, silence_imports
 from lit_grpo.stopping import (
     ExitCode,
     end_with_launcher,
@@ -66,15 +67,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         ignore_closed_output()
         argv = sys.argv[1:]
     command, *arguments = argv or ["--help"]
+    is_run = command in TRAINING
     silence_imports()
     try:
         exit_code = dispatch(command, arguments)
     except SystemExit as leave:
-        if not isinstance(leave.code, int) or leave.code <= SIGNAL_BASE:
+        is_signal = isinstance(leave.code, int) and leave.code > SIGNAL_BASE
+        if not is_signal and lost_output() is None:
             raise  # of the parser, such as after --print_config
-        exit_code = leave.code
+        exit_code, is_run = leave.code if isinstance(leave.code, int) else ExitCode.DONE, is_signal
     except KeyboardInterrupt:
         exit_code = print_error("interrupted.", ExitCode.INTERRUPTED)
+    if (lost := lost_output()) is not None:
+        exit_code = tell_lost_output(lost, exit_code, is_run=is_run)
     end_within(SHUTDOWN_SECONDS, exit_code)
     return exit_code
 
@@ -187,6 +192,21 @@ def report(arguments: list[str]) -> None:
         follow(given.run_dirs, given.every, read_up_to=given.steps)
     else:
         report(given.run_dirs, read_up_to=given.steps)
+
+
+def tell_lost_output(lost: OSError, exit_code: int, *, is_run: bool) -> int:
+    """Say that what was printed could not be written; return the exit code of the command.
+
+    Args:
+        is_run: Whether it was a training, which writes the same to ``run.log``. Of other commands
+            it is the result.
+    """
+    line = f"standard output could not be written ({lost.strerror})"
+    if is_run:
+        print_error(f"{line}, but the run did not need it: its run.log has what was printed.")
+        return exit_code
+    print_error(f"{line}. Free space where it goes, and repeat the command.")
+    return exit_code or ExitCode.CRASHED
 
 
 def end_within(seconds: float, exit_code: int) -> None:

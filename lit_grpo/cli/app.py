@@ -148,7 +148,7 @@ def _train(cli: CommandLine) -> int:
     refuse_automatic(cli.trainer, cli.model)
     cli.model.allow_changes = cli.config.allow_changes
     cli.model.changes = [str(change) for change in cli.changes]
-    with logged_run(cli.trainer, run_dir, cli.resume_command):
+    with logged_run(cli.trainer, run_dir.absolute(), cli.resume_command):
         if process_rank() == 0:
             log.info("run directory: %s", run_dir)
             for change in cli.model.changes:

@@ -223,7 +223,7 @@ class CommandLine(LightningCLI):
         refuse_durations(given.max_time)
         refuse_counts(vars(given))
         refuse_intervals(given.val_check_interval, given.check_val_every_n_epoch)
-        kwargs["default_root_dir"] = given.default_root_dir or run_dir
+        kwargs["default_root_dir"] = given.default_root_dir or os.path.abspath(run_dir)  # noqa: PTH100
         if self.command in (*REWARD_COMMANDS, *WITHOUT_CONFIG):
             return self.trainer_on_one_device()
         if self.command == PLANNING:

@@ -1,4 +1,7 @@
-"""Keep a command running when its output is closed (``lit-grpo fit | head``); silence imports."""
+"""Keep a command running when its output is closed (``lit-grpo fit | head``) or cannot be written.
+
+It also silences imports.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,31 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 class _Output(io.FileIO):
-    """A file descriptor that drops output once its pipe or terminal is closed."""
+    """A file descriptor that drops output once its pipe or terminal is closed, or its disk full."""
+
+    lost: OSError | None = None
+    """Why output was dropped that somebody wants to read."""
 
     def write(self, data: ReadableBuffer) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):
+            if error.errno in FULL:
+                self.lost = error
+            elif error.errno not in (errno.EPIPE, errno.EIO):
                 raise
             return memoryview(data).nbytes
+
+
+def lost_output() -> OSError | None:
+    """Return why some of what was printed is lost; None if nobody misses any."""
+    sys.stdout.flush()
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return raw.lost if isinstance(raw, _Output) else None
 
 
 def silence_imports() -> None:
@@ -36,7 +54,8 @@ def silence_imports() -> None:
 def ignore_closed_output() -> None:
     """Make stdout and stderr of this process drop output once their pipe or terminal is closed.
 
-    Otherwise ``lit-grpo fit | head`` would end the training with ``head``.
+    Otherwise ``lit-grpo fit | head`` would end the training with ``head``, and a full disk under
+    ``lit-grpo fit > file`` would end it, too.
     """
     sys.stdout, sys.stderr = _dropping(sys.stdout), _dropping(sys.stderr)
 

@@ -108,8 +108,8 @@ class PromptDataModule(LightningDataModule, ABC):
         if stage == "fit" and "validation" in self._loaders:
             held_out = self._loaders["validation"].some_prompts()
             self.leaked = describe_leaked(self._loaders["train"], held_out)
-        elif stage != "fit":
-            self._warn_of_leaked(*_SPLITS.get(stage, ()))
+        elif stage in ("validate", "test"):
+            self._warn_of_leaked(*_SPLITS[stage])
 
     def _warn_of_leaked(self, split: Split) -> None:
         """Warn of prompts of an evaluation that the same data also train on."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lit_grpo.policy import Policy
 from lit_grpo.policy.files.model_source import POLICY_PATH, refuse_changed, refuse_other_settings
 from lit_grpo.runs.checkpoints.files import LAST, read_checkpoint, why_unusable
 from lit_grpo.runs.checkpoints.resume import is_checkpoint
+from lit_grpo.runs.files.prompt_format import PROMPT_FORMAT, write_prompt_format
 from lit_grpo.runs.files.space import warn_of_space
 from lit_grpo.runs.report.model_card import write_exported_card
 from lit_grpo.types import UserError, check_type, setting_error
@@ -69,16 +72,20 @@ def load_alone(policy: Policy) -> None:
 
 def write_model(checkpoint: Path, directory: Path, policy: Policy) -> None:
     """Load the weights of a checkpoint into a loaded policy, and write it with a model card."""
-    load_weights(policy, checkpoint)
+    saved = load_weights(policy, checkpoint)
     num_bytes, memory_bytes = policy.saved_bytes()
     warn_of_space(directory, num_bytes=num_bytes, memory_bytes=memory_bytes)
     with replacing(directory) as folder:
         policy.save_pretrained(folder)
+        write_prompt_format(folder, saved.get(PROMPT_FORMAT))
         write_exported_card(folder, checkpoint, policy)
 
 
-def load_weights(policy: Policy, checkpoint: Path) -> None:
+def load_weights(policy: Policy, checkpoint: Path) -> Mapping[str, Any]:
     """Load what the checkpoint has; a frozen base of an adapter comes from ``policy.path``.
+
+    Returns:
+        The checkpoint, without the states of the optimizers.
 
     Raises:
         UserError: the checkpoint is one of a policy with other settings, or its base has changed.
@@ -105,3 +112,4 @@ def load_weights(policy: Policy, checkpoint: Path) -> None:
             f"{checkpoint} does not fit the policy, which must have the settings of the run: "
             f"{len(different)} weights are in one of them only, such as {different[0]!r}."
         )
+    return saved

@@ -11,11 +11,12 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.runs.files.prompt_format import write_prompt_format
+from lit_grpo.runs.files.prompt_format import PROMPT_FORMAT, format_of, write_prompt_format
 from lit_grpo.runs.files.space import warn_of_space
 from lit_grpo.runs.report.model_card import write_model_card
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types.atomic import numbered_path, replacing
+from lit_grpo.types.paths import shown_path
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,15 @@ class FinalModel(Callback):
         if trainer.is_global_zero and self.path.exists():
             kept = numbered_path(self.path)
             self.path.rename(kept)
-            log.info("the final model of the earlier part of the run is kept as %s", kept)
+            log.info(
+                "the final model of the earlier part of the run is kept as %s", shown_path(kept)
+            )
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Save how the prompts are formatted, for a model that is exported from the checkpoint."""
+        checkpoint[PROMPT_FORMAT] = format_of(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if get_stop_reason(trainer) is None:
@@ -53,7 +62,7 @@ class FinalModel(Callback):
         with self._folder(trainer, policy) as folder:
             policy.save_pretrained(folder, is_writer=trainer.is_global_zero)
             if trainer.is_global_zero:
-                write_prompt_format(folder, trainer)
+                write_prompt_format(folder, format_of(trainer))
                 write_model_card(folder, self.path.parent, trainer, pl_module)
         trainer.strategy.barrier("FinalModel")
 
@@ -62,7 +71,7 @@ class FinalModel(Callback):
         if not trainer.is_global_zero:
             yield self.path
             return
-        log.info("writing the final model to %s", self.path)
+        log.info("writing the final model to %s", shown_path(self.path))
         num_bytes, memory_bytes = policy.saved_bytes()
         warn_of_space(self.path, num_bytes=num_bytes, memory_bytes=memory_bytes)
         with replacing(self.path) as folder:

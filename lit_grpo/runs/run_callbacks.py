@@ -38,7 +38,7 @@ GUARDS = (HealthMonitor, ZeroRewardBreaker, StallWatchdog)
 
 def run_loggers(run_dir: str | Path, given: Logger | list[Logger] | bool | None) -> list[Logger]:
     """Return the loggers of a training run: ``metrics.csv`` first, then the user's."""
-    loggers = as_list(given)
+    loggers, run_dir = as_list(given), Path(run_dir).absolute()  # a reward may change directories
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             write_into_run(logger, run_dir)
@@ -66,6 +66,7 @@ def run_callbacks(
     Raises:
         UserError: several are to write the checkpoints.
     """
+    run_dir = Path(run_dir).absolute()  # a reward may change directories
     callbacks = with_progress_bar(given, enable_progress_bar)
     look_after_validations(callbacks)
     _refuse_repeated(callbacks)

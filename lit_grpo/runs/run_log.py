@@ -25,6 +25,7 @@ from lit_grpo.runs.shutdown.time_limit import requeue_if_asked
 from lit_grpo.stopping import for_this_run, get_stop_reason, how_it_ended, warnings_at_end
 from lit_grpo.types import RankCrashed, RankLost
 from lit_grpo.types.errors import as_rank_lost
+from lit_grpo.types.paths import shown_path
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ def _warn_of_nesting(run_dir: Path) -> None:
         log.warning(
             "run_dir %s is inside another run, %s, and is moved or deleted with it. To keep them "
             "apart set run_dir to a directory beside it.",
-            run_dir,
+            shown_path(run_dir),
             outer,
         )
 
@@ -126,7 +127,7 @@ def _warn_of_failures(run_dir: Path) -> None:
     from lit_grpo.runs.report.history import load_runs
 
     if (run_dir / "metrics.csv").exists():
-        (run,) = load_runs([run_dir])
+        (run,) = load_runs([Path(shown_path(run_dir))])
         unscored = describe_unscored(run, above=SHOWN_FRACTION)
         for line in [*describe_failures(run), *(f"{one[0].upper()}{one[1:]}" for one in unscored)]:
             log.warning("%s", line)

@@ -6,9 +6,11 @@ The command line builds its trainer from the same parts.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
@@ -51,7 +53,7 @@ from lit_grpo.types import (
     setting_error,
 )
 from lit_grpo.types.keywords import refuse_unknown
-from lit_grpo.types.paths import at_home
+from lit_grpo.types.paths import at_home, refuse_no_directory
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +105,8 @@ class Trainer(L.Trainer):
         refuse_intervals(
             settings.get("val_check_interval"), settings.get("check_val_every_n_epoch", 1)
         )
-        self.run_dir = Path(at_home(run_dir))
+        refuse_no_directory(run_dir)
+        self.run_dir = Path(at_home(run_dir)).absolute()  # a notebook may change directories
         if self.run_dir.is_file():
             raise setting_error("run_dir", "a directory", run_dir, "it is a file")
         self._given: list[Callback | Logger] = [*as_list(callbacks), *as_list(logger)]
@@ -199,7 +202,7 @@ class Trainer(L.Trainer):
         }
         try:
             refuse_automatic(self, model)
-            with logged_run(self, self.run_dir, RESUME_CALL):
+            with logged_run(self, self.run_dir, RESUME_CALL), keeping_interrupts():
                 super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
         finally:
             vars(self).update(set_by_stop)  # a stop has set them to 0
@@ -231,10 +234,32 @@ class Trainer(L.Trainer):
         settings["ckpt_path"] = self._find(settings.get("ckpt_path"), is_evaluated=True)
         return super().test(model, datamodule=datamodule, **settings)
 
+    def predict(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: a policy is evaluated by ``validate`` and ``test``.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(
+            "predict is not supported. Call validate or test, which sample and score completions, "
+            "or sample from the final model: AutoModelForCausalLM.from_pretrained(RUN/final)."
+        )
+
     def _find(self, ckpt_path: str | Path | None, *, is_evaluated: bool = False) -> str | None:
         if ckpt_path is None:
             return None
         return find_checkpoint(at_home(ckpt_path), self.run_dir, is_evaluated=is_evaluated)
+
+
+@contextmanager
+def keeping_interrupts() -> Iterator[None]:
+    """Raise the KeyboardInterrupt of which Lightning has made an exit of the process."""
+    try:
+        yield
+    except SystemExit as leave:
+        if isinstance(leave.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
 
 
 def _check_arguments(call: str, model: object, datamodule: object) -> None:

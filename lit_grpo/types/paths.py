@@ -4,7 +4,30 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
+
+from lit_grpo.types.errors import UserError
+
+
+def refuse_no_directory(run_dir: object) -> None:
+    """Check that the directory of a run has a name: an empty text means the working directory.
+
+    Raises:
+        UserError: it has none.
+    """
+    if run_dir == "":
+        raise UserError(
+            "run_dir must be a directory, got an empty text (a variable of the shell that is not "
+            "set?). Set run_dir."
+        )
+
+
+def shown_path(path: Path) -> str:
+    """Return a path for a message: relative if it lies below the working directory."""
+    with suppress(OSError, ValueError):  # the directory is gone, or elsewhere
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
 
 
 def at_home(path: str | Path) -> str:

@@ -103,6 +103,7 @@ ARGUMENTS = {
     "--model.policy.architectur.x 8": "architectur.x: no such key. Did you mean architecture?",
     "--model.policy.dtype.x 8": "one of float32, bfloat16, got the key x under it.",
     "--model.group_size.x 8": "model.group_size: expected int, got the key x under it.",
+    "--run_dir=''": "run_dir must be a directory, got an empty text",
     "--model.policy.lora 8": "model.policy: Policy.lora: expected the keys of LoRA, got 8.",
     "--model.optimizer -1": "model.optimizer: expected a class, got -1.",
     "--model.optimizer 3e-4": "got 3e-4. The learning rate is model.optimizer.lr.",

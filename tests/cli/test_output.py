@@ -45,8 +45,32 @@ def test_a_command_whose_output_is_cut_short_says_nothing_about_it():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_another_error_of_the_output_is_raised():
+def run_with_full_disk(*words: str) -> subprocess.CompletedProcess[str]:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(HELP, stdout=full, stderr=subprocess.PIPE, text=True, timeout=200)
-    assert done.returncode != 0
-    assert "No space left on device" in done.stderr
+        return subprocess.run(
+            [sys.executable, "-m", "lit_grpo", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=200,
+        )
+
+
+@pytest.mark.parametrize("words", [["--help"], ["fit", "--config", "debug", "--print_config"]])
+def test_a_result_that_cannot_be_written_is_one_line_and_exit_code_1(words):
+    done = run_with_full_disk(*words)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: standard output could not be written (No space left on device). Free space where "
+        "it goes, and repeat the command.\n",
+    )
+
+
+def test_a_run_goes_on_when_its_output_cannot_be_written(tmp_path):
+    few = ["--trainer.max_steps=1", "--model.evaluation.before_training=false"]
+    done = run_with_full_disk("fit", "--config=debug", f"--run_dir={tmp_path}/run", *few)
+    assert done.returncode == 0
+    last = done.stderr.splitlines()[-1]
+    assert last.endswith("but the run did not need it: its run.log has what was printed.")
+    assert "done after optimizer step" in (tmp_path / "run" / "run.log").read_text()
+    assert (tmp_path / "run" / "final" / "model.safetensors").exists()

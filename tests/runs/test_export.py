@@ -38,6 +38,8 @@ def test_what_a_checkpoint_leaves_out_is_not_missed(lora, tmp_path):
     policy = Policy(str(start), lora=lora)
     export_checkpoint(run / "checkpoints/last.ckpt", tmp_path / "last", policy=policy)
     assert weights_in(tmp_path / "last") == weights_in(run / "final")
+    exported = (tmp_path / "last" / "prompt_format.json").read_text()
+    assert exported == (run / "final" / "prompt_format.json").read_text()
     first = run / "checkpoints/step_000001.ckpt"
     export_checkpoint(str(first), tmp_path / "first", policy=Policy(str(start), lora=lora))
     assert weights_in(tmp_path / "first") != weights_in(run / "final")

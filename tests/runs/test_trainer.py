@@ -1,7 +1,9 @@
 """The trainer for scripts and notebooks: the same files as the command line, and exact resume."""
 
+import os
 import re
 import shutil
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -59,6 +61,52 @@ def test_a_run_directory_in_the_home_directory(tmp_path, monkeypatch):
     policy = Policy(architecture=LLAMA)
     export_checkpoint("~/runs/one/checkpoints/last.ckpt", "~/model", policy=policy)
     assert (tmp_path / "model/model.safetensors").exists()
+
+
+class Wandering(Reward):
+    """Leave for another directory, as code under test may."""
+
+    def __init__(self, directory):
+        super().__init__()
+        self.directory = directory
+
+    def score(self, prompt, completion):
+        os.chdir(self.directory)
+        return float(len(completion.text) % 2)
+
+
+def test_a_run_stays_in_its_directory_wherever_a_reward_goes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    settings = {"accelerator": "cpu", "enable_progress_bar": False}
+    trainer = Trainer("runs/a", max_steps=2, **settings)
+    module = make_module(rewards=[Wandering(tmp_path / "other")], group_size=2)
+    os.chdir("other")  # as a notebook may, before it trains
+    trainer.fit(module, AdditionData(1, validation_size=0, train_size=8, prompts_per_step=2))
+    close_logs()
+    assert not list((tmp_path / "other").iterdir())
+    run = tmp_path / "runs" / "a"
+    assert len(list((run / "completions").iterdir())) == len(pd.read_csv(run / "metrics.csv")) == 2
+    assert (run / "checkpoints" / "last.ckpt").exists()
+    assert (run / "final" / "model.safetensors").exists()
+
+
+class Interrupts(Callback):
+    def on_train_batch_end(self, *_):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_is_raised_and_does_not_end_the_process(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, Interrupts())
+    assert signal.getsignal(signal.SIGINT) != signal.SIG_IGN
+    resumed, _ = train(tmp_path, ckpt_path="auto")
+    assert resumed.stop_reason is None
+
+
+def test_predict_says_what_to_call(tmp_path):
+    with pytest.raises(UserError, match="predict is not supported. Call validate or test"):
+        Trainer(tmp_path, max_steps=1).predict(make_module(), PromptData())
 
 
 def test_a_stopped_run_says_why_and_resumes_to_the_undisturbed_one(whole, tmp_path):

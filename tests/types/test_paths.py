@@ -6,7 +6,8 @@ from lit_grpo import Policy
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.policy import LocalTeacher
 from lit_grpo.rewards import ScorerReward
-from lit_grpo.types.paths import at_home
+from lit_grpo.types import UserError
+from lit_grpo.types.paths import at_home, refuse_no_directory, shown_path
 
 
 @pytest.fixture(autouse=True)
@@ -35,3 +36,21 @@ def test_python_s_classes_read_it_as_a_config_does():
     assert LocalTeacher("~/model").path == "/home/me/model"
     assert ScorerReward("~/model").settings.path == "/home/me/model"
     assert Checkpoints(dirpath="~/saved").dirpath == "/home/me/saved"
+
+
+def test_a_path_is_shown_below_the_working_directory_or_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert shown_path(tmp_path / "runs" / "a") == "runs/a"
+    assert shown_path(tmp_path.parent / "a") == str(tmp_path.parent / "a")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert shown_path(tmp_path / "a") == str(tmp_path / "a")
+
+
+def test_an_empty_text_is_no_directory_of_a_run():
+    refuse_no_directory("runs")
+    refuse_no_directory(None)
+    with pytest.raises(UserError, match="run_dir must be a directory, got an empty text"):
+        refuse_no_directory("")

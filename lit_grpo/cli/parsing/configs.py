@@ -29,7 +29,7 @@ from lit_grpo.cli.parsing.config_checks import (
 from lit_grpo.cli.parsing.object_checks import refuse_beside, refuse_other_forms
 from lit_grpo.runs.files.config import argument as value_at
 from lit_grpo.types import UserError
-from lit_grpo.types.paths import at_home
+from lit_grpo.types.paths import at_home, refuse_no_directory
 from lit_grpo.types.settings import list_some
 from lit_grpo.types.spelling import did_you_mean
 
@@ -80,6 +80,7 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
     _check_presets([path.stem for path in paths if path.parent == BUNDLED / "presets"])
     configs = [read_config(path) for path in paths]
     given = last_value("run_dir", configs, others)
+    refuse_no_directory(given)
     run_dir = at_home(given) if isinstance(given, str) else given
     others += [f"--run_dir={run_dir}"] if run_dir != given else []
     others += _without_architecture(configs, others)

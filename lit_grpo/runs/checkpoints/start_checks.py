@@ -44,9 +44,9 @@ def warn_of_later(manifests: Mapping[Path, Manifest | None], num_steps: int) -> 
     steps = {path: one.rollout_step or 0 for path, one in manifests.items() if one is not None}
     if later := {path: step for path, step in steps.items() if step > num_steps}:
         log.warning(
-            "this run had got to rollout step %d, and goes on after step %d: what it has of the "
-            "steps between is replaced (%s, rows of metrics.csv, completions). To keep it, press "
-            "Ctrl-C now and copy the run directory.",
+            "this run had got to rollout step %d, and goes on after step %d: what it had of the "
+            "steps between is replaced (%s, rows of metrics.csv, completions). To keep such steps, "
+            "copy the run directory before resuming from an earlier checkpoint.",
             max(later.values()),
             num_steps,
             ", ".join(path.name for path in later),

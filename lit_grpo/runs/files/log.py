@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from lit_grpo.types import UserError
+from lit_grpo.types.paths import shown_path
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ def open_run_log(run_dir: str | Path, rank: int = 0) -> logging.Handler:
             pass  # the log of an earlier part may be writable in a directory that is not
         handler = _RunLog(path)
     except OSError as error:
-        raise not_writable(run_dir, error) from error
+        raise not_writable(shown_path(Path(run_dir)), error) from error
     handler.setFormatter(_WithTraceback("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.captureWarnings(True)
     log_to_terminal()

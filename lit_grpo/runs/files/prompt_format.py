@@ -23,9 +23,17 @@ KINDS = ("PromptData", "StreamData", "AdditionData")
 """Data whose settings these are."""
 
 
-def write_prompt_format(directory: Path, trainer: L.Trainer) -> None:
-    """Write the format of a training's prompts next to its model, if the data has such settings."""
-    if (settings := _format_of(trainer)) is not None:
+PROMPT_FORMAT = "prompt_format"
+"""Key of the format in a checkpoint."""
+
+
+def write_prompt_format(directory: Path, settings: Mapping[str, Any] | None) -> None:
+    """Write the format of a training's prompts next to its model.
+
+    Args:
+        settings: As from `format_of`.
+    """
+    if settings is not None:
         (directory / FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
@@ -36,7 +44,7 @@ def warn_of_other_format(trainer: L.Trainer, path: str | None) -> None:
     Args:
         path: Path of the initial policy.
     """
-    now = _format_of(trainer)
+    now = format_of(trainer)
     then = _read(Path(path) / FILE) if path is not None else None
     if now is None or then is None:
         return
@@ -54,7 +62,8 @@ def warn_of_other_format(trainer: L.Trainer, path: str | None) -> None:
         )
 
 
-def _format_of(trainer: L.Trainer) -> dict[str, Any] | None:
+def format_of(trainer: L.Trainer) -> dict[str, Any] | None:
+    """Return the format of a training's prompts; None if the data has no such settings."""
     data: Any = getattr(trainer, "datamodule", None)
     if type(data).__name__ not in KINDS:
         return None

@@ -11,6 +11,7 @@ from lit_grpo.diagnostics.causes import CAUSES
 from lit_grpo.runs.checkpoints.files import healthy_checkpoint, last_checkpoint, read_manifest
 from lit_grpo.runs.shutdown.time_limit import with_more_time
 from lit_grpo.stopping import ExitCode, for_this_run, get_stop_reason
+from lit_grpo.types.paths import shown_path
 
 RESUME_CALL = 'trainer.fit(…, ckpt_path="last")'
 """How a program resumes a run."""
@@ -55,6 +56,7 @@ def _after_steps(checkpoint: Path) -> str:
 
 def _from(checkpoint: Path, how: str) -> str:
     """Return the command or call that resumes from a checkpoint other than the newest one."""
+    path = shown_path(checkpoint)
     if how == RESUME_CALL:
-        return f'trainer.fit(…, ckpt_path="{checkpoint}")'
-    return f"{how} --ckpt_path {shlex.quote(str(checkpoint))}"
+        return f'trainer.fit(…, ckpt_path="{path}")'
+    return f"{how} --ckpt_path {shlex.quote(path)}"

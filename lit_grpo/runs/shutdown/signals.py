@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -178,7 +179,8 @@ class StopOnSignal(StopAtSafePoints):
 
     It ends on all ranks, with exit code 128 + signal, including ranks that did not receive the
     signal. A step or a validation that samples, or waits for servers or rewards, is left undone,
-    and a resumed run repeats it; an update is finished. A second signal ends the process at once.
+    and a resumed run repeats it; an update is finished. A second signal ends the process at once,
+    except that Ctrl-C raises KeyboardInterrupt in a notebook.
     Lightning's handler of SLURM, which saves in the middle of a step, is replaced.
     """
 
@@ -211,11 +213,13 @@ class StopOnSignal(StopAtSafePoints):
             self.notice(signum, now)
             _write_stderr(
                 f"{self.received.name}: ending with a checkpoint, at once or after this update. "
-                "Send it again to end without one."
+                f"Send it again to end {_what_ends()} without one."
             )
         elif signum != signal.SIGHUP and now - self._received_at > _echo_seconds():
             _show_cursor()
-            _write_stderr(f"{signal.Signals(signum).name} again: ending now.")
+            _write_stderr(f"{signal.Signals(signum).name} again: ending {_what_ends()} now.")
+            if signum == signal.SIGINT and _is_interactive():
+                raise KeyboardInterrupt
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
 
@@ -279,6 +283,15 @@ def _stopper(signum: int) -> StopOnSignal | None:
 def _has_launcher() -> bool:
     """Return whether a launcher has started this process: else its parent may be a shell."""
     return any(name in os.environ for name in LAUNCHERS)
+
+
+def _is_interactive() -> bool:
+    """Return whether this is a notebook or a Python prompt, which outlives a run."""
+    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
+
+
+def _what_ends() -> str:
+    return "the run" if _is_interactive() else "the process"
 
 
 def _echo_seconds() -> float:

@@ -6,12 +6,16 @@ import pytest
 
 from lit_grpo import AdditionData, PromptData
 from lit_grpo.data import RubricData
-from lit_grpo.runs.files.prompt_format import warn_of_other_format, write_prompt_format
+from lit_grpo.runs.files.prompt_format import (
+    format_of,
+    warn_of_other_format,
+    write_prompt_format,
+)
 
 
 def warning_of(tmp_path, caplog, before, now, *, path="final"):
     (tmp_path / "final").mkdir()
-    write_prompt_format(tmp_path / "final", SimpleNamespace(datamodule=before))
+    write_prompt_format(tmp_path / "final", format_of(SimpleNamespace(datamodule=before)))
     warn_of_other_format(SimpleNamespace(datamodule=now), path and str(tmp_path / path))
     return caplog.text
 

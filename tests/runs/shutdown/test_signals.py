@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -176,6 +177,20 @@ def test_a_second_signal_soon_is_the_same_request_and_a_later_one_ends_the_proce
     assert (callback.received, sent) == (signal.SIGTERM, [])
     callback._receive(signal.SIGTERM, None)
     assert sent == [(signal.SIGTERM, signal.SIG_DFL), (os.getpid(), signal.SIGTERM)]
+
+
+def test_a_second_ctrl_c_in_a_notebook_raises_and_leaves_the_process(monkeypatch, capfd):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    now = iter([10.0, 11.0, 12.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    callback = StopOnSignal()
+    callback._receive(signal.SIGINT, None)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            callback._receive(signal.SIGINT, None)
+    said = capfd.readouterr().err
+    assert "Send it again to end the run without one." in said
+    assert "SIGINT again: ending the run now." in said
 
 
 @pytest.mark.slow
