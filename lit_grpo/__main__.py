@@ -111,7 +111,8 @@ def dispatch(command: str, arguments: list[str]) -> int:
 
         hint = f" Did you mean {meant}?" if (meant := OTHER_NAMES.get(command)) else ""
         hint = hint or did_you_mean(command, [*COMMANDS, "--version", "--help"])
-        hint = hint or f" Choose from {', '.join(COMMANDS)}."
+        first = " Put the command before its options." if command.startswith("-") else ""
+        hint = hint or f"{first} Choose from {', '.join(COMMANDS)}."
         return print_error(f"{command}: no such command.{hint}")
     return ExitCode.DONE
 

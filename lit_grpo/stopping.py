@@ -38,7 +38,8 @@ class ExitCode(IntEnum):
     WRONG_INPUT = 2, "wrong command, config or data; one line says what"
     NO_REWARD = (
         3,
-        "stopped: no reward (by ZeroRewardBreaker) or nothing to train on for many steps in a row",
+        "stopped: no reward (by ZeroRewardBreaker), nothing to train on, or what a rule of "
+        "HealthMonitor stops for, for many steps in a row",
     )
     SCORES_ABSENT = (
         4,

@@ -44,9 +44,9 @@ def test_version_is_that_of_the_distribution(capsys):
         ("train", "error: train: no such command. Did you mean fit?\n"),
         (
             "--config",
-            "error: --config: no such command. Choose from sft, fit, validate, test, prepare, "
-            "precompute, analyze, doctor, plan, rewards, judge-check, rescore, report, "
-            "checkpoints, wandb-sync.\n",
+            "error: --config: no such command. Put the command before its options. Choose from "
+            "sft, fit, validate, test, prepare, precompute, analyze, doctor, plan, rewards, "
+            "judge-check, rescore, report, checkpoints, wandb-sync.\n",
         ),
     ],
 )

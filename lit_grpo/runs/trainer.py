@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
+from types import NoneType
 from typing import Any, NoReturn
 
 import lightning as L
@@ -180,6 +181,7 @@ class Trainer(L.Trainer):
         allow_changes: bool,
     ) -> None:
         _check_arguments("fit", model, datamodule)
+        check_type("ckpt_path", ckpt_path, (str, Path, NoneType))
         if ckpt_path is None:
             refuse_trained(model, self._given)
             if self.global_rank == 0:

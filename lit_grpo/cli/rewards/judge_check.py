@@ -27,6 +27,8 @@ from lit_grpo.runs.tables import End, add_numbers, make_table, open_console
 from lit_grpo.types import Completion, Measurements, Prompt, Score, UserError
 
 NUM_PAIRS = 4
+MIN_PAIRS = 8
+"""Fewer may be told apart by chance."""
 MIN_CORRECT_FRACTION = 0.75
 """A judge passes if it scores the good answer higher in this share of the scored pairs."""
 MAX_RETRIES = 2
@@ -192,7 +194,8 @@ def assess(scores: Sequence[tuple[Score, Score]]) -> tuple[int, str]:
     unscored = len(verdicts) - len(scored)
     counts += f" ({unscored} could not be scored)" if unscored else ""
     if sum(scored) >= MIN_CORRECT_FRACTION * len(scored):
-        return PASSED, f"{counts}: the judge tells good from bad."
+        few = ", as far as so few pairs can show" if len(scored) < MIN_PAIRS else ""
+        return PASSED, f"{counts}: the judge tells good from bad{few}."
     return FAILED, (
         f"{counts}, and {MIN_CORRECT_FRACTION:.0%} are required: the judge does not tell good from "
         "bad. Improve its template or use a better model."

@@ -25,5 +25,5 @@ def describe_leaked(train: TrainingLoader, held_out: Sequence[Prompt]) -> str:
         f"{least}{num_leaked:,} of {len(held_out):,} held-out prompts are training prompts, too, "
         "with the same answer, so the held-out accuracy is too high. Remove them from data.train, "
         "or repeated rows from the data if data.validation_size holds out some of them (lit-grpo "
-        "prepare does that); or set data.validation to other prompts."
+        "prepare does that); or set data.validation or data.test to other prompts."
     )
