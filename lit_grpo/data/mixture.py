@@ -81,7 +81,7 @@ class MixtureData(PromptDataModule):
         self._curriculum: Curriculum | None = None
 
     def rows(self, split: Split) -> Sequence[Row]:
-        return [row for source in self.sources.values() for row in source.data.rows(split)]
+        return [row for source in self.sources.values() for row in source.data.checked_rows(split)]
 
     def held_out(self) -> Holdout | None:
         """Return what any of the sources holds out."""
@@ -185,6 +185,9 @@ def _check_sources(sources: dict[str, MixtureSource]) -> None:
         if not re.fullmatch(r"\w+", name):
             rule = "names of letters, digits and '_'"
             raise setting_error("data.sources", rule, repr(name), "they name metrics")
+        if isinstance(source, PromptDataModule):
+            got, fix = type(source).__name__, "write MixtureSource(data=...)"
+            raise setting_error(key, "of type MixtureSource", got, fix)
         check_type(key, source, MixtureSource)
         check_type(f"{key}.data", source.data, PromptDataModule)
         if isinstance(source.data, MixtureData):

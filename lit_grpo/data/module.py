@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from lightning.pytorch import LightningDataModule
@@ -23,6 +23,7 @@ from lit_grpo.data.loading.stream import PromptStream, StreamOrder
 from lit_grpo.data.prompts.lazy_prompts import LazyPrompts
 from lit_grpo.data.prompts.prompt_format import PromptFormat, build_prompts
 from lit_grpo.data.prompts.repeated import describe_repeated
+from lit_grpo.data.rows.given_rows import as_rows
 from lit_grpo.data.rows.mapped import MappedRows
 from lit_grpo.data.rows.prepared import Holdout, marks_of, prompts_hash
 from lit_grpo.data.rows.sources import Row
@@ -44,13 +45,20 @@ _SPLITS: dict[str, tuple[Split, ...]] = {
 class PromptDataModule(LightningDataModule, ABC):
     """Base of all data modules; a subclass provides the rows of each split.
 
+    Its attribute ``prompt_format`` says how they become prompts.
+
     The position in the training data is saved here as well as in the loader, because a trainer
     that resumes from the very end of an epoch does not load the loader's state.
     """
 
     prompt_format = PromptFormat()
 
-    def __init__(self, prompts_per_step: int, validation_batch_size: int | None, seed: int) -> None:
+    def __init__(
+        self,
+        prompts_per_step: int = 64,
+        validation_batch_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
         check_range("data.seed", seed, at_least=0)
         check_value("data.prompts_per_step", prompts_per_step, int)
@@ -67,11 +75,23 @@ class PromptDataModule(LightningDataModule, ABC):
         """A sentence if prompts are both evaluated on and trained on."""
 
     @abstractmethod
-    def rows(self, split: Split) -> Sequence[Row]:
+    def rows(self, split: Split) -> Sequence[Row | Mapping[str, Any]]:
         """Return the rows of a split, the same on every rank; none if there is no such split.
 
-        A run that gets `MappedRows` tokenizes each when a step needs it.
+        A row is a dict with its columns, or a `Row` that has an id and a source of its own. A run
+        that gets `MappedRows` tokenizes each when a step needs it.
         """
+
+    def checked_rows(self, split: Split) -> Sequence[Row]:
+        """Return the rows of a split, with each dict as a `Row`.
+
+        Raises:
+            UserError: `rows` has returned something else.
+        """
+        given = self.rows(split)
+        if isinstance(given, MappedRows):
+            return given
+        return as_rows(type(self).__name__, split, given)
 
     def may_have(self, split: Split) -> bool:
         """Return whether there may be rows of a split, before they are read."""
@@ -173,7 +193,7 @@ class PromptDataModule(LightningDataModule, ABC):
         what = f"{split} data of {source}" if source else f"{split} data"
         if self.trainer.is_global_zero and self.may_have(split):
             logger.info("reading and tokenizing the %s", what)
-        rows = self.rows(split)
+        rows = self.checked_rows(split)
         if not rows:
             return []
         if split == "train" and (held_out := held_out or self.held_out()):

@@ -41,7 +41,8 @@ class PromptData(PromptDataModule):
         train: File, dataset or a list of them. A dataset is written ``id``, ``id:split`` or
             ``id:subset:split``, where ``id`` is a directory or an id on the Hub. Of a directory of
             prepared data its train split is read; what it holds out is refused. In Python it may
-            also be the rows: a list of dicts, a ``datasets.Dataset`` or a DataFrame.
+            also be the rows: a list of dicts, a ``datasets.Dataset`` or a DataFrame, or a list of
+            such tables.
         validation: The same for validation during training. Null means the validation split of
             prepared data.
         test: The same for ``lit-grpo test``; null means the validation data, or the holdout of

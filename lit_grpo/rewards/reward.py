@@ -112,7 +112,10 @@ class Reward:
         raise NotImplementedError
 
     def start(self) -> object:
-        """Acquire what scoring needs; called once before the first score."""
+        """Acquire what scoring needs; called once before the first score.
+
+        It may be ``async def``: it then runs on the event loop of async scoring.
+        """
 
     def check(self, prompts: Sequence[Prompt]) -> object:
         """Check the data before training.
@@ -123,7 +126,10 @@ class Reward:
         """
 
     def close(self) -> object:
-        """Release what ``start`` acquired; pending scores are lost."""
+        """Release what ``start`` acquired; pending scores are lost.
+
+        It may be ``async def``: it then runs on the event loop of async scoring.
+        """
 
     def observe(self) -> Measurements:
         """Return what was measured since the last call, for the metrics of a rollout step."""

@@ -94,7 +94,11 @@ def test_the_start_of_a_run_says_the_numbers_of_every_phase(caplog):
     [
         ({"sources": {}}, "one source or more"),
         ({"sources": {"a b": MixtureSource(data=sums())}}, "they name metrics"),
-        ({"sources": {"a": sums()}}, "of type MixtureSource"),
+        (
+            {"sources": {"a": sums()}},
+            r"of type MixtureSource, got AdditionData \(write MixtureSource\(data=\.\.\.\)\)",
+        ),
+        ({"sources": {"a": {"weight": 2}}}, r"write MixtureSource\(weight=2\)"),
         (
             {"sources": {"a": MixtureSource(data=AdditionData(prompts_per_step=8))}},
             "must not set prompts_per_step, got 8 in data.sources.a",

@@ -8,8 +8,41 @@ import pytest
 from data_runs import fit, flat, sums, write_rows
 from small_runs import make_trainer
 
-from lit_grpo.data import AdditionData, PromptData
+from lit_grpo.data import (
+    AdditionData,
+    MixtureData,
+    MixtureSource,
+    PromptData,
+    PromptDataModule,
+    PromptFormat,
+)
 from lit_grpo.types import UserError
+
+
+class Squares(PromptDataModule):
+    """A data module as a user writes it, without an ``__init__``."""
+
+    prompt_format = PromptFormat(require_answer=False)
+
+    def rows(self, split):
+        numbers = range(6) if split == "train" else range(6, 9)
+        return [{"prompt": f"{n}*{n}=", "square": n * n} for n in numbers]
+
+
+def test_an_own_data_module_needs_only_rows_that_are_dicts():
+    data = Squares(prompts_per_step=3)
+    module = fit(data, max_steps=2, val_check_interval=2)
+    assert sorted(flat(module.trained)) == [f"train:{n}" for n in range(1, 7)]
+    assert flat(module.evaluated) == [f"validation:{n}" for n in range(1, 4)]
+    assert data.train_dataloader().some_prompts()[0].columns.keys() == {"prompt", "square"}
+    assert (Squares().prompts_per_step, Squares().validation_batch_size) == (64, 64)
+
+
+def test_an_own_data_module_may_be_a_source_of_a_mixture():
+    data = MixtureData({"squares": MixtureSource(data=Squares())}, prompts_per_step=3)
+    module = fit(data, max_steps=2)
+    assert sorted(flat(module.trained)) == [f"train:{n}" for n in range(1, 7)]
+    assert [row.id for row in data.rows("validation")] == [f"validation:{n}" for n in range(1, 4)]
 
 
 def test_the_order_differs_between_seeds_and_epochs_but_not_between_runs():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import datasets
 import pandas as pd
 import pyarrow
 import pytest
 from data_runs import fit, flat
 
 from lit_grpo.data import PromptData, RubricData, StreamData
+from lit_grpo.data.rows.given_rows import as_rows
+from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import UserError
 
 ROWS = [{"prompt": f"q{n}", "answer": str(n)} for n in range(1, 7)]
@@ -91,7 +94,7 @@ def test_other_data_modules_take_rows_or_say_why_not():
         StreamData(train=ROWS)
 
 
-@pytest.mark.parametrize("given", [ROWS[0], 5, [ROWS[0], "train.jsonl"], [["q", "1"]]])
+@pytest.mark.parametrize("given", [ROWS[0], 5, b"t.jsonl", [["q", "1"]], [None, ROWS[0]]])
 def test_what_is_neither_a_source_nor_rows_is_one_line(given):
     with pytest.raises(UserError, match=r"^data\.train must be a \.jsonl, \.parquet or \.csv file"):
         PromptData(train=given)
@@ -102,3 +105,64 @@ def test_a_path_is_taken_as_its_text(tmp_path):
     path.write_text('{"prompt": "q", "answer": "1"}\n')
     for given in (path, [Path(path)]):
         assert [row.id for row in PromptData(given).rows("train")] == ["t:1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            [*ROWS[:2], None, *ROWS],
+            r"a list of rows, each a dict, got a list whose item 3 is None\.",
+        ),
+        ([["q", "1"]], r"or rows, got a list whose item 1 is \['q', '1'\]\."),
+        ([ROWS[0], "t.jsonl"], r"item 2 is 't\.jsonl' \(all items must be of one kind\)\."),
+        (
+            ["t.jsonl", ROWS[0]],
+            r"a list of files or datasets, got a list whose item 2 is \{'prompt'",
+        ),
+        ([pd.DataFrame(ROWS), ROWS[0]], r"a list of tables, got a list whose item 2 is \{'prompt'"),
+    ],
+)
+def test_the_item_of_a_list_that_is_no_row_or_of_another_kind_is_named(given, message):
+    with pytest.raises(UserError, match=message):
+        PromptData(train=given)
+
+
+@pytest.mark.parametrize("kind", [pd.DataFrame, datasets.Dataset.from_list])
+def test_a_list_of_tables_has_the_rows_of_all_with_ids_of_their_own(kind):
+    rows = PromptData([kind(ROWS[:2]), kind(ROWS[2:])]).rows("train")
+    assert [row.columns for row in rows] == ROWS
+    assert [row.id for row in rows] == [f"train:{n}" for n in range(1, 7)]
+
+
+def test_a_column_whose_name_is_no_text_is_refused_with_its_row():
+    row = {"prompt": "x", "answer": "1", 7: "extra"}
+    with pytest.raises(UserError, match=r"must be texts, got 7 in data\.train, row 2\. Write '7'"):
+        PromptData(train=[ROWS[0], row])
+    with pytest.raises(UserError, match=r"got 7 in row 1 of Mine\.rows\('train'\)\."):
+        as_rows("Mine", "train", [row])
+
+
+def test_what_rows_returns_may_be_dicts_rows_a_table_or_nothing():
+    own = Row(source="s", number=9, id="mine", columns=ROWS[1])
+    first, second = as_rows("Mine", "train", [ROWS[0], own])
+    assert first == Row(source="Mine", number=1, id="train:1", columns=ROWS[0])
+    assert second is own
+    assert [row.columns for row in as_rows("Mine", "train", pd.DataFrame(ROWS))] == ROWS
+    assert as_rows("Mine", "validation", None) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        ("t.jsonl", "'t.jsonl'"),
+        (ROWS[0], "{'prompt': 'q1', 'answer': '1'}"),
+        ([ROWS[0], ("q", "1")], r"a list whose item 2 is \('q', '1'\)"),
+    ],
+)
+def test_what_rows_must_not_return_is_told_what_a_row_is(given, got):
+    rule = (
+        r"^Mine\.rows\('train'\) must return a list of rows, each a dict with its columns or a Row"
+    )
+    with pytest.raises(UserError, match=rf"{rule}, got {got}\.$"):
+        as_rows("Mine", "train", given)
