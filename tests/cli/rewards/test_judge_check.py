@@ -65,8 +65,8 @@ def test_a_judge_that_knows_the_gold_answer_passes(capsys):
     assert "pairs: calls 8, latency" in shown
     assert "800 tokens read and 80 written, 0.0016 dollars" in shown
     assert shown.endswith(
-        "The good answer scored higher in 4 of 4 pairs: the judge tells good from bad, as far as so "
-        "few pairs can show.\n"
+        "The good answer scored higher in 4 of 4 pairs: the judge tells good from bad, as far as "
+        "so few pairs can show.\n"
     )
     assert not Path("runs").exists()
 
