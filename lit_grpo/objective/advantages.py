@@ -77,6 +77,11 @@ class AdvantageConfig:
         if self.discount is not None:
             self._check_by_token()
 
+    @property
+    def own_functions(self) -> dict[str, Function]:
+        """The user's function by its key, if there is one."""
+        return {} if self.function is None else {"advantage.function": self.function}
+
     def _check_by_token(self) -> None:
         is_by_group = self.baseline == "group" and self.deviation in ("group", "none")
         is_by_batch = self.baseline == "batch" and self.batch_statistics == "tokens"

@@ -198,11 +198,20 @@ class Objective:
         return self.has_entropy_bonus or is_in_loss or is_own or is_pulled
 
     @property
+    def own_functions(self) -> dict[str, Function]:
+        """The user's functions by their keys, such as ``objective.surrogate``."""
+        level = self.sampler_correction and self.sampler_correction.level
+        given = {
+            "objective.surrogate": self.surrogate,
+            "objective.function": self.function,
+            "objective.sampler_correction.level": level,
+        }
+        return {key: one for key, one in given.items() if callable(one)}
+
+    @property
     def advice_if_not_finite(self) -> str:
         """Advice on what to check first if a gradient is not finite: the user's functions."""
-        level = self.sampler_correction and self.sampler_correction.level
-        given = (self.surrogate, self.function, level)
-        own = " and ".join(describe(one) for one in given if callable(one))
+        own = " and ".join(map(describe, self.own_functions.values()))
         return (
             f"First check what {own} returned: only its first values are checked. " if own else ""
         )

@@ -7,7 +7,7 @@ manual optimization. The formulas are in `objective`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, cast
 
@@ -40,8 +40,12 @@ from lit_grpo.training.checks.compatibility import (
     refuse_contradictions,
 )
 from lit_grpo.training.checks.ends import check_ends
-from lit_grpo.training.checks.reward_code import describe_code
-from lit_grpo.training.checks.same_run import HARMLESS, plain_settings
+from lit_grpo.training.checks.own_code import (
+    describe_function_code,
+    describe_reward_code,
+    function_of,
+)
+from lit_grpo.training.checks.same_run import CARRIED, HARMLESS, plain_settings
 from lit_grpo.training.checks.unused_settings import settings_without_effect
 from lit_grpo.training.collecting.collector import Collector
 from lit_grpo.training.collecting.prefetch import StaleGroups, StepContext
@@ -62,6 +66,7 @@ from lit_grpo.types import (
     check_type,
     check_value,
 )
+from lit_grpo.types.functions import carried_settings
 from lit_grpo.types.keywords import checks_keywords
 
 log = logging.getLogger(__name__)
@@ -239,8 +244,7 @@ class GRPOModule(EvaluatedModule):
             refuse_adaptive(loader, "with max_head_offpolicyness, as results come too late")
 
     def check_start(self) -> None:
-        code = {one.name: describe_code(one) for one in self.rewards.rewards}
-        self._run_settings.add_reward_code(code, has_scored=self.rollout_step > 0)
+        self._take_own_code()
         super().check_start()
         model = self.policy.model
         if warning := check_ends(model, self.tokenizer, self.sampling, self.objective):
@@ -250,6 +254,20 @@ class GRPOModule(EvaluatedModule):
         if self.teacher is not None:
             check_prompts_fit(self.teacher.max_positions, self.sampling, prompts, "teacher")
         self.rewards.check(prompts)
+
+    @property
+    def _own_functions(self) -> dict[str, Callable[..., Any]]:
+        return self.objective.own_functions | self.advantage.own_functions
+
+    def _take_own_code(self) -> None:
+        """Warn of a resume with other code of the user's than before."""
+        of_rewards = {one.name: describe_reward_code(one) for one in self.rewards.rewards}
+        of_objective = {
+            f"model.{key}": describe_function_code(one) for key, one in self._own_functions.items()
+        }
+        has_begun = self.rollout_step > 0
+        self._run_settings.add_reward_code(of_rewards, has_scored=has_begun)
+        self._run_settings.add_objective_code(of_objective, has_trained=has_begun)
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -438,4 +456,11 @@ class GRPOModule(EvaluatedModule):
 
     def changeable_settings(self) -> dict[str, Any]:
         harmless = {key: getattr(self.update, key.removeprefix("update.")) for key in HARMLESS}
-        return super().changeable_settings() | plain_settings(self, ("outage",)) | harmless
+        functions = self._own_functions | {
+            f"rewards.{one.name}": function
+            for one in self.rewards.rewards
+            if (function := function_of(one)) is not None
+        }
+        carried = {f"{key}{CARRIED}": carried_settings(one) for key, one in functions.items()}
+        outage = plain_settings(self, ("outage",))
+        return super().changeable_settings() | outage | harmless | carried

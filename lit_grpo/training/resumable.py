@@ -28,6 +28,7 @@ from lit_grpo.policy.files.model_source import (
 )
 from lit_grpo.training.base import PolicyModule
 from lit_grpo.training.checks.same_run import (
+    CARRIED,
     plain_settings,
     refuse_other_policy,
 )
@@ -100,7 +101,7 @@ class ResumableModule(PolicyModule):
             new = [
                 one
                 for one in new
-                if (one.startswith("data.") or one in settings.allowed_before)
+                if (one.startswith("data.") or one in settings.allowed_before or CARRIED in one)
                 and one.partition(":")[0] not in shown
             ]
         for change in new:

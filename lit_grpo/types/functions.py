@@ -3,24 +3,89 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
+from zlib import crc32
+
+from lit_grpo.types.plain import bare_name, is_plain, plain_value
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
+MAX_SHOWN_CHARACTERS = 200
+
+
+def undecorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function or the object that is called in the end."""
+    while isinstance(function, partial):
+        function = function.func
+    innermost: Callable[..., Any] = inspect.unwrap(function)
+    return innermost
 
 
 def defined_at(function: Callable[..., Any]) -> tuple[Any, CodeType | None]:
     """Return what a callable runs, without decorators, and its code; a builtin's code is None."""
-    while isinstance(function, partial):
-        function = function.func
-    function = inspect.unwrap(function)
+    function = undecorated(function)
     named = function if hasattr(function, "__qualname__") else type(function).__call__
     return named, getattr(named, "__code__", None)
+
+
+def carried_settings(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the plain values that a callable was made with, by their names.
+
+    They are the arguments of a ``functools.partial``, the variables that a function has from the
+    one around it, and the public attributes of an object. Other values are left out; of one that
+    is long there is a checksum.
+    """
+    return {name: _shortened(value) for name, value in _carried(function) if is_plain(value)}
+
+
+def _carried(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a callable carries, after what the callable within it does."""
+    if (inner := getattr(function, "__wrapped__", None)) is not None:
+        yield from _carried(inner)
+    if isinstance(function, partial):
+        yield from _carried(function.func)
+        yield "function", bare_name(function.func)
+        yield from ((f"argument {n}", value) for n, value in enumerate(function.args, 1))
+        yield from function.keywords.items()
+    elif isinstance(function, MethodType):
+        yield from _carried(function.__func__)
+        yield from _public_attributes(function.__self__)
+    elif isinstance(function, FunctionType):
+        yield from _closed_over(function)
+        yield from _public_attributes(function)
+    else:
+        if isinstance(call := type(function).__call__, FunctionType):
+            yield from _carried(call)
+        yield from _public_attributes(function)
+
+
+def _closed_over(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    for name, cell in cells:
+        with suppress(ValueError):  # a variable that has no value yet
+            yield name, cell.cell_contents
+
+
+def _public_attributes(owner: Any) -> Iterator[tuple[str, Any]]:
+    fields = getattr(type(owner), "__dataclass_fields__", {})  # it may have slots
+    found = {name: getattr(owner, name, None) for name in fields} | getattr(owner, "__dict__", {})
+    yield from ((name, value) for name, value in found.items() if not name.startswith("_"))
+
+
+def _shortened(value: Any) -> Any:
+    """Return a plain value, or its length and checksum if it is long."""
+    plain = plain_value(value)
+    text = json.dumps(plain)
+    if len(text) <= MAX_SHOWN_CHARACTERS:
+        return plain
+    return f"{len(text):,} characters (checksum {crc32(text.encode()):08x})"
 
 
 def unfit_signature(

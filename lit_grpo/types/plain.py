@@ -46,6 +46,20 @@ def plain_value(value: Any, name: Callable[[Any], str] = bare_name) -> Any:
     return name(value)
 
 
+def is_plain(value: Any) -> bool:
+    """Return whether a value is None, a number, a text, or a list, tuple or dict of such values.
+
+    NaN is not, since it is never equal to itself; nor is an object of a subclass.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if type(value) is dict:
+        return all(map(is_plain, [*value.keys(), *value.values()]))
+    if type(value) in (list, tuple):
+        return all(map(is_plain, value))
+    return value is None or (type(value) in (bool, int, float, str) and value == value)
+
+
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return what differs in settings that both have; releases differ in their keys."""
     both = sorted(before.keys() & now.keys())

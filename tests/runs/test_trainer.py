@@ -23,7 +23,8 @@ from lit_grpo import AdditionData, PromptData, Trainer, export_checkpoint
 from lit_grpo.callbacks import (
     Checkpoints,
 )
-from lit_grpo.objective import KLTerm, Objective
+from lit_grpo.objective import AdvantageConfig, KLTerm, Objective
+from lit_grpo.objective.advantages import center
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.rewards import FunctionReward, LengthReward, MathReward, Reward
 from lit_grpo.rollout import EngineFailed, HFEngine, Sampling
@@ -401,6 +402,95 @@ def test_a_reward_whose_code_has_changed_is_warned_of_at_a_resume(tmp_path, capl
     train(tmp_path / "run", max_steps=1, changed=rewards_of(0.5))
     train(tmp_path / "run", max_steps=2, changed=rewards_of(0.25), ckpt_path="last")
     assert "the code of reward 'even' is not that of the run so far" in caplog.text
+
+
+def signed(sign):
+    def surrogate(inputs, objective):
+        return -sign * inputs.ratio * inputs.advantages
+
+    return surrogate
+
+
+def signs(table, scale=1.0):
+    return scale * center(table.rewards, table.valid).sign()
+
+
+class Share:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, inputs, objective):
+        return -self.factor * (inputs.ratio * inputs.advantages).sum() / inputs.counts.tokens
+
+
+def rewarding(value):
+    def even(completions, **columns):
+        return [value * (len(one) % 2) for one in completions]
+
+    return even
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (
+            lambda sign: {"objective": Objective(surrogate=signed(sign))},
+            "model.objective.surrogate.settings: {'sign': 1.0} -> {'sign': -1.0}",
+        ),
+        (
+            lambda factor: {"objective": Objective(function=Share(factor))},
+            "model.objective.function.settings: {'factor': 1.0} -> {'factor': -1.0}",
+        ),
+        (
+            lambda scale: {"advantage": AdvantageConfig(function=partial(signs, scale=scale))},
+            "model.advantage.function.settings: {'function': 'signs', 'scale': 1.0} -> ",
+        ),
+        (
+            lambda value: {"rewards": [rewarding(value)]},
+            "model.rewards.even.settings: {'value': 1.0} -> {'value': -1.0}",
+        ),
+    ],
+    ids=["closure", "object", "partial", "reward"],
+)
+def test_a_function_that_carries_other_values_is_a_change_that_is_logged(tmp_path, made, message):
+    train(tmp_path, max_steps=1, changed=made(1.0))
+    train(tmp_path, max_steps=2, ckpt_path="last", changed=made(1.0))
+    log = tmp_path / "run.log"
+    assert "is not that of the run so far" not in log.read_text()
+    assert "changed for this part of the run" not in log.read_text()
+    train(tmp_path, max_steps=3, ckpt_path="last", changed=made(-1.0))
+    assert f"changed for this part of the run: {message}" in log.read_text()
+
+
+def test_an_objective_whose_code_has_changed_is_warned_of_at_a_resume(tmp_path, caplog):
+    def lambdas():
+        first = Objective(surrogate=lambda inputs, objective: -inputs.ratio * inputs.advantages)
+        other = Objective(surrogate=lambda inputs, objective: inputs.ratio * inputs.advantages)
+        return {"objective": first}, {"objective": other}
+
+    train(tmp_path, max_steps=1, changed=lambdas()[0])
+    train(tmp_path, max_steps=2, changed=lambdas()[0], ckpt_path="last")
+    what = "the code of model.objective.surrogate is not that of the run so far"
+    assert what not in caplog.text
+    train(tmp_path, max_steps=3, changed=lambdas()[1], ckpt_path="last")
+    assert what in caplog.text
+
+
+def test_a_checkpoint_that_does_not_describe_functions_is_resumed(tmp_path, caplog):
+    train(tmp_path, max_steps=1, changed={"objective": Objective(surrogate=signed(1.0))})
+    saved = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+    saved["run_settings"] = {
+        key: value
+        for key, value in saved["run_settings"].items()
+        if key != "objective.code" and not key.endswith(".settings")
+    }
+    earlier = tmp_path / "earlier.ckpt"
+    torch.save(saved, earlier)
+    changed = {"objective": Objective(surrogate=signed(-1.0))}
+    trainer, _ = train(tmp_path / "other", max_steps=2, ckpt_path=earlier, changed=changed)
+    assert trainer.global_step == 2
+    assert "is not that of the run so far" not in caplog.text
 
 
 def test_a_term_for_which_the_checkpoint_has_no_reference_is_refused(tmp_path):

@@ -1,11 +1,18 @@
 """The functions of a user: what they run, how they can be called, where they fail."""
 
 import re
+from dataclasses import dataclass
 from functools import partial, wraps
 
 import pytest
 
-from lit_grpo.types.functions import PACKAGE, defined_at, unfit_signature, users_traceback
+from lit_grpo.types.functions import (
+    PACKAGE,
+    carried_settings,
+    defined_at,
+    unfit_signature,
+    users_traceback,
+)
 
 
 def score(prompt, completion, *, scale=1.0):
@@ -50,6 +57,61 @@ def test_a_method_is_defined_in_its_class():
 
 def test_a_builtin_has_no_code():
     assert defined_at(len) == (len, None)
+
+
+def scaled(scale, options=None):
+    def call(prompt, completion):
+        return scale, options, later
+
+    if scale is None:
+        later = 1.0
+    return call
+
+
+class Settled:
+    def __init__(self, scale, start=score):
+        self.scale, self.start, self._cache = scale, start, {}
+
+    def __call__(self, prompt, completion):
+        return self.scale
+
+    def score(self, prompt, completion):
+        return self.scale
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    scale: float = 0.5
+
+    def __call__(self, prompt, completion):
+        return self.scale
+
+
+@pytest.mark.parametrize(
+    ("function", "settings"),
+    [
+        (score, {}),
+        (len, {}),
+        (scaled(0.5), {"scale": 0.5, "options": None}),
+        (scaled(True, {"a": (1, "b")}), {"scale": True, "options": {"a": [1, "b"]}}),
+        (scaled(object(), [score]), {}),
+        (logged(scaled(0.5)), {"scale": 0.5, "options": None}),
+        (partial(score, scale=2.0), {"function": "score", "scale": 2.0}),
+        (partial(score, "2+2=", score), {"function": "score", "argument 1": "2+2="}),
+        (Settled(0.5), {"scale": 0.5}),
+        (Settled(0.5).score, {"scale": 0.5}),
+        (partial(Settled(0.5), prompt=""), {"function": "Settled", "scale": 0.5, "prompt": ""}),
+        (Slotted(), {"scale": 0.5}),
+    ],
+)
+def test_a_function_carries_plain_values(function, settings):
+    assert carried_settings(function) == settings
+
+
+def test_of_long_values_there_is_a_checksum():
+    long, other = (carried_settings(scaled([end] * 1000))["scale"] for end in (0, 1))
+    assert long.startswith("3,000 characters (checksum ")
+    assert long != other
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from lit_grpo.types.plain import import_path, plain_value
+from lit_grpo.types.plain import import_path, is_plain, plain_value
 
 
 class Callable:
@@ -58,3 +58,21 @@ def test_numbers_of_numpy_are_those_of_python():
     found = plain_value([np.float64(0.5), np.int64(3), np.bool_(True), 0.5])
     assert found == [0.5, 3, True, 0.5]
     assert [type(one) for one in found] == [float, int, bool, float]
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, 1, 0.5, "a", np.float64(0.5), [(1, {"a": {2: "b"}})]]
+)
+def test_values_that_any_file_can_hold_are_plain(value):
+    assert is_plain(value)
+
+
+class Number(float): ...
+
+
+@pytest.mark.parametrize(
+    "value",
+    [function, object(), {1, 2}, Number(1), float("nan"), [Part()], {"a": Part()}, {Part(): 1}],
+)
+def test_other_values_and_what_contains_them_are_not_plain(value):
+    assert not is_plain(value)

@@ -19,7 +19,7 @@ from torch import nn
 from lit_grpo.policy.files.model_source import OTHER_POLICY, refuse_other_shape
 from lit_grpo.policy.sharding import whole_shape
 from lit_grpo.types import UserError
-from lit_grpo.types.plain import changed_settings, plain_value
+from lit_grpo.types.plain import bare_name, changed_settings, plain_value
 from lit_grpo.types.saved_state import ALLOW_CHANGES
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,11 @@ VALIDATION = "validation.rows"
 """Key of the description of the validation rows, which may change."""
 REWARD_CODE = "rewards.code"
 """Key of the checksums of the rewards' code, which may change."""
+OBJECTIVE_CODE = "objective.code"
+"""Key of the checksums of the code of the user's functions in the objective, which may change."""
+CARRIED = ".settings"
+"""End of the keys of what a user's function carries, such as arguments of a partial. It may change,
+since an object may count or remember."""
 
 
 def plain_settings(owner: object, names: Iterable[str]) -> dict[str, Any]:
@@ -39,7 +44,9 @@ def plain_settings(owner: object, names: Iterable[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in names:
         value = getattr(owner, name)
-        if dataclasses.is_dataclass(value):
+        if callable(value):
+            found[name] = bare_name(value)
+        elif dataclasses.is_dataclass(value):
             inner = plain_settings(value, [field.name for field in dataclasses.fields(value)])
             found |= {f"{name}.{key}": plain for key, plain in inner.items()}
         else:
@@ -120,9 +127,7 @@ class RunSettings:
         Args:
             has_scored: Whether the run has taken a step with the code before.
         """
-        before = self.before.get(REWARD_CODE, {})
-        self.now[REWARD_CODE] = dict(code)
-        changed = [name for name in code if len({before.get(name), code[name], None}) > 2]
+        changed = self._changed_code(REWARD_CODE, code)
         if changed and has_scored:
             rank_zero_only(log.warning)(
                 "the code of %s is not that of the run so far: rewards from before cannot be "
@@ -130,6 +135,27 @@ class RunSettings:
                 "go on with the same rewards, stop, and put the earlier code back.",
                 ", ".join(f"reward {name!r}" for name in changed),
             )
+
+    def add_objective_code(self, code: Mapping[str, str | None], *, has_trained: bool) -> None:
+        """Take checksums of the code of the user's functions by their keys, and warn likewise.
+
+        Args:
+            has_trained: Whether the run has taken a step with the code before.
+        """
+        changed = self._changed_code(OBJECTIVE_CODE, code)
+        if changed and has_trained:
+            rank_zero_only(log.warning)(
+                "the code of %s is not that of the run so far: steps from here on have another "
+                "objective than those before, unless only comments have changed. To go on with "
+                "the same objective, stop, and put the earlier code back.",
+                ", ".join(changed),
+            )
+
+    def _changed_code(self, key: str, code: Mapping[str, str | None]) -> list[str]:
+        """Keep checksums for the next checkpoint; return whose are known and have changed."""
+        before = self.before.get(key, {})
+        self.now[key] = dict(code)
+        return [name for name in code if len({before.get(name), code[name], None}) > 2]
 
 
 def refuse_other_policy(module: nn.Module, saved: Mapping[str, Any], reloaded: Set[str]) -> None:

@@ -1,6 +1,7 @@
 """Which settings a checkpoint keeps, and which differences make a resumed run another one."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from torch import nn
@@ -42,8 +43,27 @@ def test_settings_are_plain_values_under_their_keys():
         "update.parts": [{"class": "Part", "rate": 0.25}],
         "update.names": ["a", "b"],
         "update.function": "of_the_user",
+        "update.function.settings": {},
         "update.table": {"x": {"class": "Part", "rate": 1.0}, "y": "object"},
         "seed": 3,
+    }
+
+
+@dataclass(frozen=True)
+class Soft:
+    bound: float = 0.2
+
+    def __call__(self, values):
+        return values
+
+
+def test_what_a_function_carries_is_a_setting():
+    owner = type("Owner", (), {"first": Soft(), "second": partial(Soft(0.5), values=3)})()
+    assert plain_settings(owner, ("first", "second")) == {
+        "first": "Soft",
+        "first.settings": {"bound": 0.2},
+        "second": "partial",
+        "second.settings": {"function": "Soft", "bound": 0.5, "values": 3},
     }
 
 
@@ -97,3 +117,16 @@ def test_code_of_rewards_that_has_changed_is_warned_of_and_kept_anew(caplog):
     (record,) = caplog.records
     assert "the code of reward 'b' is not that of the run so far" in record.message
     assert settings.now["rewards.code"] == code
+
+
+def test_code_of_functions_that_has_changed_is_warned_of_and_kept_anew(caplog):
+    settings = RunSettings()
+    settings.before = {"objective.code": {"model.objective.surrogate": "1"}}
+    code = {"model.objective.surrogate": "2", "model.advantage.function": "3"}
+    settings.add_objective_code(code, has_trained=False)
+    assert not caplog.records
+    settings.add_objective_code(code, has_trained=True)
+    (record,) = caplog.records
+    what = "the code of model.objective.surrogate is not that of the run so far: steps from here on"
+    assert record.message.startswith(what)
+    assert settings.now["objective.code"] == code

@@ -1,0 +1,75 @@
+"""Recognise the code of a user's rewards and functions, so that a resumed run can tell changes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from types import CodeType, MethodType
+from typing import Any
+from zlib import crc32
+
+from lit_grpo.rewards import FunctionReward, ProcessReward, Reward
+from lit_grpo.types.functions import defined_at, undecorated
+
+NOT_USERS = ("lit_grpo", "builtins", "abc", "typing")
+
+
+def describe_reward_code(reward: Reward) -> str | None:
+    """Return a checksum of the source of a user's function or class; None if there is none to read.
+
+    It covers the function, or the class and its bases, but not what they call: the rest
+    of a script may change without a change of the reward.
+    """
+    if isinstance(reward, ProcessReward):
+        return describe_reward_code(reward.reward)
+    function = function_of(reward)
+    of_function = [] if function is None else [defined_at(function)[0]]
+    return _checksum(map(_users_source, [*of_function, *type(reward).__mro__]))
+
+
+def describe_function_code(function: Callable[..., Any]) -> str | None:
+    """Return the same for a function, or for an object that is called, or whose method is."""
+    called = undecorated(function)
+    owner = called.__self__ if isinstance(called, MethodType) else called
+    definition, code = defined_at(called)
+    if code is not None and code.co_name == "<lambda>":
+        return _checksum([_lambda_source(code)])
+    return _checksum(map(_users_source, [definition, *type(owner).__mro__]))
+
+
+def function_of(reward: Reward) -> Callable[..., Any] | None:
+    """Return the function that a reward calls; None if its class scores by itself."""
+    if isinstance(reward, ProcessReward):
+        return function_of(reward.reward)
+    return reward.function if isinstance(reward, FunctionReward) else None
+
+
+def _checksum(sources: Iterable[str]) -> str | None:
+    whole = "".join(sources)
+    return f"{crc32(whole.encode(errors='surrogatepass')):08x}" if whole else None
+
+
+def _users_source(named: Any) -> str:
+    if (named.__module__ or "builtins").partition(".")[0] in NOT_USERS:
+        return ""
+    try:
+        return inspect.getsource(named)
+    except (OSError, TypeError, SyntaxError):  # a class of a notebook, or not written in Python
+        return ""
+
+
+def _lambda_source(code: CodeType) -> str:
+    """Return the names and the expression of a lambda; ``getsource`` has whole lines, or less."""
+    starts, ends = [], []
+    for line, last_line, column, last_column in code.co_positions():
+        if line and last_line and column is not None and last_column:  # it is of the expression
+            starts.append((line, column))
+            ends.append((last_line, last_column))
+    try:
+        lines = [line.encode() for line in inspect.findsource(code)[0]]
+        (first, start), (last, end) = min(starts), max(ends)
+        lines[last - 1] = lines[last - 1][:end]
+    except (OSError, ValueError, IndexError):  # no source, no positions, or another source by now
+        return ""
+    expression = b"".join(lines[first - 1 : last])[start:]
+    return f"{code.co_varnames} {expression.decode(errors='replace')}"
