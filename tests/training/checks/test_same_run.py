@@ -43,7 +43,6 @@ def test_settings_are_plain_values_under_their_keys():
         "update.parts": [{"class": "Part", "rate": 0.25}],
         "update.names": ["a", "b"],
         "update.function": "of_the_user",
-        "update.function.settings": {},
         "update.table": {"x": {"class": "Part", "rate": 1.0}, "y": "object"},
         "seed": 3,
     }
@@ -57,14 +56,9 @@ class Soft:
         return values
 
 
-def test_what_a_function_carries_is_a_setting():
+def test_a_function_is_compared_by_its_name_whatever_it_carries():
     owner = type("Owner", (), {"first": Soft(), "second": partial(Soft(0.5), values=3)})()
-    assert plain_settings(owner, ("first", "second")) == {
-        "first": "Soft",
-        "first.settings": {"bound": 0.2},
-        "second": "partial",
-        "second.settings": {"function": "Soft", "bound": 0.5, "values": 3},
-    }
+    assert plain_settings(owner, ("first", "second")) == {"first": "Soft", "second": "partial"}
 
 
 @pytest.fixture
