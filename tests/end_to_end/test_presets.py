@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 PRESETS = sorted(
     path.name.removesuffix(".yaml") for path in (files("lit_grpo.configs") / "presets").iterdir()
 )
-NUM_STEPS = 8
+NUM_STEPS = 20
 SETTINGS = {
     "trainer.max_steps": 2 * NUM_STEPS,
     "trainer.val_check_interval": NUM_STEPS,
@@ -48,7 +48,7 @@ def teacher(policy, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_trains_the_built_in_task(name, policy, teacher, tmp_path):
+def test_a_preset_trains_the_built_in_task_for_20_steps(name, policy, teacher, tmp_path):
     words = ["fit", "--config", "quickstart", "--config", f"presets/{name}", "--run_dir", "run"]
     settings = SETTINGS | {"model.policy.path": policy}
     if name == "on_policy_distillation":

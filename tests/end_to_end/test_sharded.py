@@ -72,7 +72,7 @@ def trained(importer, tmp_path_factory) -> Path:
     names = [f"{case}/{strategy}" for case in cases for strategy in EARLIER]
     names += [f"plain/{strategy}" for strategy in SETTINGS]
     resumed = [("fsdp2", "fsdp2"), *OTHER_STRATEGY]
-    names += [f"{case}/{now}:{earlier}:4" for case in RESUMED for now, earlier in resumed]
+    names += [f"{case}/{now}:{earlier}:5" for case in RESUMED for now, earlier in resumed]
     names += [
         f"{RESUMED[1]}/{strategy}:{strategy}:4:{optimizer}"
         for strategy in EARLIER
@@ -81,7 +81,7 @@ def trained(importer, tmp_path_factory) -> Path:
     names += ["own engine/ddp", "own engine/fsdp2", "undeclared engine/fsdp2"]
     names += [
         *("shallow/ddp", "compile/fsdp2"),
-        *(f"{RESUMED[0]}/{one}" for one in ("background", "fsdp2:background:4")),
+        *(f"{RESUMED[0]}/{one}" for one in ("background", "fsdp2:background:5")),
     ]
     run(importer, directory, 2, *names)
     return directory
@@ -104,8 +104,8 @@ def zero(importer, trained) -> Path:
         f"{case}/{strategy}" for strategy in ZERO for case in (*EQUALITY, MIXED, *SKIPPING, *SFT)
     ]
     names += [f"{case}/zero3" for case in OBJECTIVES]
-    names += [f"{case}/{strategy}:{strategy}:4" for case in RESUMED for strategy in ZERO]
-    names += [f"{case}/{now}:{earlier}:4" for case in RESUMED for now, earlier in OTHER_STAGE]
+    names += [f"{case}/{strategy}:{strategy}:5" for case in RESUMED for strategy in ZERO]
+    names += [f"{case}/{now}:{earlier}:5" for case in RESUMED for now, earlier in OTHER_STAGE]
     names += [f"{RESUMED[1]}/zero2:zero2:4:{optimizer}" for optimizer in OTHER_OPTIMIZERS]
     names += [f"plain/{settings}" for settings in ZERO_SETTINGS]
     names += [f"compile/{strategy}" for strategy in ZERO]
@@ -208,7 +208,7 @@ def test_deepspeed_takes_the_steps_of_ddp_under_autocast(zero, strategy):
     ddp, sharded = load(zero, MIXED, "ddp"), load(zero, MIXED, strategy)
     assert_is_sharded(ddp, sharded, strategy)
     for one, other in zip(ddp, sharded, strict=True):
-        assert len(one["metrics"]) == len(other["metrics"]) == 4
+        assert len(one["metrics"]) == len(other["metrics"]) == 5
         norms = [[step["policy/grad_norm"] for step in rank["metrics"]] for rank in (one, other)]
         assert norms[0][0] == pytest.approx(norms[1][0], rel=1e-6)
         assert norms[0][1] == pytest.approx(norms[1][1], rel=1e-3)
@@ -235,7 +235,7 @@ def test_an_engine_that_runs_a_divided_policy_must_say_so(results, strategy):
 @pytest.mark.parametrize("strategy", SHARDED)
 def test_a_step_without_a_finite_gradient_is_left_out(results, strategy):
     for rank in load(results, "not finite", strategy):
-        assert [one["policy/skipped_fraction"] for one in rank["metrics"]] == [0, 1, 0, 0, 0]
+        assert [one["policy/skipped_fraction"] for one in rank["metrics"]] == [0, 1, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("strategy", SHARDED)
@@ -263,7 +263,7 @@ def test_under_mixed_precision_the_shards_stay_in_float32(trained):
     first, second = load(trained, MIXED, "fsdp2")
     assert difference(first, second) == 0
     start = load(trained, MIXED, "ddp")[0]
-    assert 0 < difference(first, start) < 0.02  # 4 steps of at most 1e-3 each, apart at most twice
+    assert 0 < difference(first, start) < 0.02  # 5 steps of at most 1e-3 each, apart at most twice
     assert all(weight.dtype == torch.float32 for weight in first["weights"].values())
 
 
@@ -283,7 +283,7 @@ def test_a_compiled_policy_is_refused_in_stage_3_of_deepspeed(zero):
 
 @pytest.mark.parametrize("case", RESUMED)
 def test_a_resumed_run_ends_bit_identically(trained, case):
-    whole, part = load(trained, case, "fsdp2"), load(trained, case, "fsdp2:fsdp2:4")
+    whole, part = load(trained, case, "fsdp2"), load(trained, case, "fsdp2:fsdp2:5")
     for one, other in zip(whole, part, strict=True):
         assert difference(one, other) == 0
 
@@ -294,13 +294,13 @@ def test_a_checkpoint_written_in_the_background_is_of_its_step(trained):
         assert not any(rank["is_written"][:3])
     for earlier, later in zip(
         load(trained, RESUMED[0], "fsdp2"),
-        load(trained, RESUMED[0], "fsdp2:background:4"),
+        load(trained, RESUMED[0], "fsdp2:background:5"),
         strict=True,
     ):
         assert difference(earlier, later) == 0
     directory = trained / f"{RESUMED[0]}-background"
-    assert (directory / "last.ckpt").resolve().name == "step_000004.ckpt"
-    for step in (2, 4):
+    assert (directory / "last.ckpt").resolve().name == "step_000005.ckpt"
+    for step in (2, 4, 5):
         assert why_unusable(directory / f"step_{step:06d}.ckpt", reads_all=True) == ""
     assert not list(directory.glob("*.partial"))
 
@@ -308,7 +308,7 @@ def test_a_checkpoint_written_in_the_background_is_of_its_step(trained):
 @pytest.mark.parametrize("case", RESUMED)
 @pytest.mark.parametrize(("strategy", "earlier"), OTHER_STRATEGY)
 def test_a_run_goes_on_under_the_other_strategy(trained, case, strategy, earlier):
-    whole, part = load(trained, case, earlier)[0], load(trained, case, f"{strategy}:{earlier}:4")[0]
+    whole, part = load(trained, case, earlier)[0], load(trained, case, f"{strategy}:{earlier}:5")[0]
     assert difference(whole, part) < 1e-5
 
 
@@ -369,9 +369,9 @@ def test_deepspeed_refuses_to_train_bfloat16_weights(zero):
 @pytest.mark.parametrize("strategy", ZERO)
 @pytest.mark.parametrize("case", RESUMED)
 def test_a_run_under_deepspeed_resumes_bit_identically(zero, case, strategy):
-    whole, part = load(zero, case, strategy), load(zero, case, f"{strategy}:{strategy}:4")
+    whole, part = load(zero, case, strategy), load(zero, case, f"{strategy}:{strategy}:5")
     for one, other in zip(whole, part, strict=True):
-        assert len(other["metrics"]) == 2
+        assert len(other["metrics"]) == 3
         assert difference(one, other) == 0
 
 
@@ -380,8 +380,8 @@ def test_a_run_under_deepspeed_resumes_bit_identically(zero, case, strategy):
 @pytest.mark.parametrize(("strategy", "earlier"), OTHER_STAGE)
 def test_a_run_goes_on_in_another_stage_of_deepspeed_or_without_it(zero, case, strategy, earlier):
     """Without the moments of the optimizer 2e-3 would differ."""
-    whole, part = load(zero, case, earlier)[0], load(zero, case, f"{strategy}:{earlier}:4")[0]
-    assert len(part["metrics"]) == 2
+    whole, part = load(zero, case, earlier)[0], load(zero, case, f"{strategy}:{earlier}:5")[0]
+    assert len(part["metrics"]) == 3
     assert difference(whole, part) < 1e-5
 
 

@@ -53,7 +53,7 @@ from lit_grpo.training import Evaluation, GRPOModule, SFTModule
 from lit_grpo.training.batching import micro_batches, rows_with_gradient
 from lit_grpo.types import RolloutBatch, UserError
 
-NUM_STEPS, NUM_COMPILED_STEPS = 4, 3
+NUM_STEPS, NUM_COMPILED_STEPS = 5, 3
 """Rollout steps of a training, and of one that is compared with a compiled one."""
 TIMEOUT_MINUTES = 5
 """Within which one rank may compile while the other waits."""
