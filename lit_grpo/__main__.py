@@ -75,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_signal = isinstance(leave.code, int) and leave.code > SIGNAL_BASE
         if not is_signal and lost_output() is None:
             raise  # of the parser, such as after --print_config
-        exit_code, is_run = leave.code if isinstance(leave.code, int) else ExitCode.DONE, is_signal
+        exit_code = leave.code if isinstance(leave.code, int) else ExitCode.DONE
+        is_run = is_run and is_signal
     except KeyboardInterrupt:
         exit_code = print_error("interrupted.", ExitCode.INTERRUPTED)
     if (lost := lost_output()) is not None:

@@ -32,6 +32,7 @@ from lit_grpo.cli.parsing.configs import read_invocation
 from lit_grpo.cli.parsing.environment import log_overridden
 from lit_grpo.cli.rewards.commands import run_reward_command
 from lit_grpo.cli.run_dir import choose_run_dir, where_started, with_run
+from lit_grpo.data.module import PromptDataModule, Split
 from lit_grpo.diagnostics.errors import describe_full_disk
 from lit_grpo.diagnostics.memory import describe_out_of_memory, is_out_of_memory
 from lit_grpo.rollout import EngineFailed
@@ -125,7 +126,10 @@ def _work(cli: CommandLine) -> int:
 def _evaluate(cli: CommandLine) -> None:
     log_to_terminal()
     rank_zero_only(log.info)("evaluating %s", cli.config.ckpt_path or _initial_model(cli))
-    if warning := describe_other_holdout(cli.changes):
+    split: Split = "test" if cli.command == "test" else "validation"
+    data = cli.datamodule
+    is_held_out = isinstance(data, PromptDataModule) and data.is_held_out_of_train(split)
+    if is_held_out and (warning := describe_other_holdout(cli.changes)):
         rank_zero_only(log.warning)(warning)
     (metrics,) = getattr(cli.trainer, cli.command)(**cli.fit_arguments, verbose=False)
     table = make_table("metric")

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
-from types import NoneType
 from typing import Any, NoReturn
 
 import lightning as L
@@ -181,7 +180,6 @@ class Trainer(L.Trainer):
         allow_changes: bool,
     ) -> None:
         _check_arguments("fit", model, datamodule)
-        check_type("ckpt_path", ckpt_path, (str, Path, NoneType))
         if ckpt_path is None:
             refuse_trained(model, self._given)
             if self.global_rank == 0:
@@ -250,6 +248,7 @@ class Trainer(L.Trainer):
     def _find(self, ckpt_path: str | Path | None, *, is_evaluated: bool = False) -> str | None:
         if ckpt_path is None:
             return None
+        check_type("ckpt_path", ckpt_path, (str, Path))
         return find_checkpoint(at_home(ckpt_path), self.run_dir, is_evaluated=is_evaluated)
 
 

@@ -27,11 +27,7 @@ from lit_grpo.policy.files.model_source import (
     save_sources,
 )
 from lit_grpo.training.base import PolicyModule
-from lit_grpo.training.checks.same_run import (
-    CARRIED,
-    plain_settings,
-    refuse_other_policy,
-)
+from lit_grpo.training.checks.same_run import CARRIED, plain_settings, refuse_other_policy
 from lit_grpo.training.optimizer.settings import by_key, configured_settings
 from lit_grpo.types import UserError
 from lit_grpo.types.plain import changed_settings

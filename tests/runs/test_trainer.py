@@ -105,6 +105,13 @@ def test_an_interrupt_is_raised_and_does_not_end_the_process(tmp_path):
     assert resumed.stop_reason is None
 
 
+@pytest.mark.parametrize("call", ["fit", "validate", "test"])
+def test_a_checkpoint_is_named_by_a_text_or_a_path(tmp_path, call):
+    trainer = Trainer(tmp_path, max_steps=1)
+    with pytest.raises(UserError, match="ckpt_path must be of type str or Path, got True"):
+        getattr(trainer, call)(make_module(), PromptData(), ckpt_path=True)
+
+
 def test_predict_says_what_to_call(tmp_path):
     with pytest.raises(UserError, match="predict is not supported. Call validate or test"):
         Trainer(tmp_path, max_steps=1).predict(make_module(), PromptData())

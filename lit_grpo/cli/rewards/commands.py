@@ -21,10 +21,7 @@ from lit_grpo.policy.files.vocabulary import check_prompt_tokens, check_special_
 from lit_grpo.rewards.scoring.scoring import RewardFailed
 from lit_grpo.runs.checkpoints.files import read_checkpoint
 from lit_grpo.training import GRPOModule
-from lit_grpo.training.checks.compatibility import (
-    check_completions_fit,
-    check_prompts_fit,
-)
+from lit_grpo.training.checks.compatibility import check_completions_fit, check_prompts_fit
 from lit_grpo.training.checks.strategies import refuse_unsupported
 from lit_grpo.training.collecting.generation import load_weights, start_engine
 from lit_grpo.training.seeds import seed_everything

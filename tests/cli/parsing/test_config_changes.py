@@ -196,9 +196,15 @@ def test_other_held_out_rows_than_the_run_s_may_have_been_trained_on(run, comman
     )
     assert main([command, RUN, "--data.validation_size=4"]) == 0
     assert warned in caplog.text
-    caplog.clear()
-    assert main([command, RUN, "--data.validation_batch_size=1", "--data.seed=7"]) == 0
-    assert "too high" not in caplog.text
+    rows = '{"prompt": "1+1=", "answer": "2"}'
+    Path("rows.jsonl").write_text(f"{rows}\n{rows}")
+    own_rows = "--data=PromptData --data.train=rows.jsonl --data.prompts_per_step=1 "
+    own_rows += "--data.validation_size=0 --data.validation=rows.jsonl"
+    for words in ("--data.validation_batch_size=1 --data.seed=7", own_rows):
+        caplog.clear()
+        assert main([command, RUN, *words.split()]) == 0
+        assert "held out other rows" not in caplog.text, words
+    assert "2 of 2 held-out prompts are training prompts" in caplog.text
 
 
 def test_a_run_that_is_none_is_refused(run, capsys):
