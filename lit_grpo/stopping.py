@@ -142,12 +142,14 @@ def for_this_run(trainer: L.Trainer, text: str) -> str:
     Where a program has made the trainer, it names calls instead of commands and options, and no
     files if it is Lightning's own, which writes none.
     """
-    run_dir = trainer.default_root_dir
-    has_config = Path(run_dir, "config.yaml").exists()
+    from lit_grpo.types.paths import shown_path  # torch, which exit codes do not need
+
+    run_dir = Path(trainer.default_root_dir)
+    has_config = (run_dir / "config.yaml").exists()
 
     def named(command: re.Match[str]) -> str:
         in_python = None if has_config else _IN_PYTHON.get(command[1])
-        return in_python or f"lit-grpo {command[1]} {shlex.quote(run_dir)}"
+        return in_python or f"lit-grpo {command[1]} {shlex.quote(shown_path(run_dir))}"
 
     text = _COMMAND.sub(named, text)
     text = text if logs_run(trainer) else text.replace(ROWS_ARE_KEPT, "")

@@ -19,6 +19,7 @@ from lit_grpo.stopping import (
     ExitCode,
     exit_code_of_error,
     exit_code_of_signal,
+    for_this_run,
     get_stop_reason,
     stop_run,
 )
@@ -105,6 +106,20 @@ def test_what_is_no_reason_to_stop_is_refused_with_what_to_write(reason):
     stop = LambdaCallback(on_train_batch_end=lambda trainer, *_: stop_run(trainer, reason))
     with pytest.raises(UserError, match=rf"a StopReason, got {reason!r} .*StopReason\(exit_code="):
         fit(lambda _: step, [stop], steps=1)
+
+
+def test_a_run_below_the_working_directory_is_named_as_one_would_type_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_dir = tmp_path / "my runs/0"
+    run_dir.mkdir(parents=True)
+    (run_dir / "config.yaml").touch()
+    trainer = Trainer(run_dir="my runs/0")
+    assert trainer.default_root_dir == str(run_dir)
+    advice = for_this_run(trainer, "Try it: lit-grpo rewards RUN.")
+    assert advice == "Try it: lit-grpo rewards 'my runs/0'."
+    monkeypatch.chdir("/")
+    advice = for_this_run(trainer, "Try it: lit-grpo rewards RUN.")
+    assert advice == f"Try it: lit-grpo rewards '{run_dir.relative_to('/')}'."
 
 
 def test_a_run_that_nothing_stopped_has_no_reason():

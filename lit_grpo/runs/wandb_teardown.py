@@ -27,6 +27,7 @@ from lit_grpo.stopping import ExitCode, exit_code_of_error, get_stop_reason, how
 from lit_grpo.types import check_range
 from lit_grpo.types.field_types import checks_types
 from lit_grpo.types.keywords import checks_keywords
+from lit_grpo.types.paths import shown_path
 
 log = logging.getLogger(__name__)
 
@@ -173,10 +174,11 @@ class WandbTeardown(Callback):
         except Exception as error:  # no failure of wandb may end the run
             self._failed = True
             self.hung = isinstance(error, TimeoutError)
+            run_dir = shlex.quote(shown_path(Path(self._run_dir)))
             self._warn(
                 f"wandb failed in {name} ({type(error).__name__}: {error}); the run continues "
                 "without it. All metrics are in the run directory. Send the rest of wandb's data "
-                f"with `lit-grpo wandb-sync {shlex.quote(self._run_dir)} --include_online`."
+                f"with `lit-grpo wandb-sync {run_dir} --include_online`."
             )
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
