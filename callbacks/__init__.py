@@ -1,7 +1,7 @@
 """Callbacks for ``trainer.callbacks``: they observe a run and may stop it, but change no result.
 
-The exception is `HealthMonitor`, which may leave out an update or roll back the policy. Those that
-every run has come from ``runs``.
+The exception is `HealthMonitor`, which may leave out an update or roll back the policy. The
+callbacks that every run has are defined in `lit_grpo.runs`.
 """
 
 from lit_grpo.callbacks.alerts import Alerts

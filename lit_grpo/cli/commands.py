@@ -110,7 +110,7 @@ EXAMPLES = {
 """Command -> arguments of examples."""
 OWN_EXIT_CODES = {
     "precompute": {
-        4: "scores are missing in the end, or the judge's budget is spent: the same command goes on"
+        4: "scores are still missing, or the judge's budget is spent: run the same command again"
     },
     "analyze": {
         1: "fewer rows have signal than --min_signal, or a reward fails on every completion of "

@@ -102,7 +102,7 @@ class ZeROTraining:
         """Return what the optimizer has of a trained weight.
 
         Raises:
-            UserError: the optimizer keeps something else than a value for each of the weight's.
+            UserError: the optimizer keeps something other than one value per element of the weight.
         """
         pieces = self._pieces[name]
         states = [self._base(one.rank)["state"].get(one.group, {}) for one in pieces]

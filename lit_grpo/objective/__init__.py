@@ -3,7 +3,7 @@
 Each choice is independent of the others and names a pure function in a table.
 """
 
-from lit_grpo.objective.advantages import AdvantageConfig
+from lit_grpo.objective.advantages import AdvantageConfig, center
 from lit_grpo.objective.config import Objective
 from lit_grpo.objective.inputs import LossInputs, TokenCounts
 from lit_grpo.objective.terms import (
@@ -28,4 +28,5 @@ __all__ = [
     "SamplerCorrection",
     "SamplerMask",
     "TokenCounts",
+    "center",
 ]

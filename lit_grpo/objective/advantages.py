@@ -127,9 +127,9 @@ def center(rewards: Tensor, valid: Tensor, weights: Tensor | None = None) -> Ten
 def has_signal(rewards: Tensor, valid: Tensor) -> Tensor:
     """Return [B] True on the groups whose counted rewards differ by more than rounding errors.
 
-    ``reward/frac_zero_std`` and ``lit-grpo rewards`` use this definition. Dynamic sampling and
-    `HealthMonitor` look at the advantages instead. These are exactly 0 in a group without signal,
-    except with ``baseline: batch`` or ``combine: normalise_then_sum``.
+    ``reward/frac_zero_std`` and ``lit-grpo rewards`` use this definition. Dynamic sampling looks at
+    the advantages instead, and `HealthMonitor` at both. Advantages are exactly 0 in a group without
+    signal, except with ``baseline: batch`` or ``combine: normalise_then_sum``.
     """
     return center(rewards, valid).any(1)
 

@@ -11,6 +11,7 @@ from lit_grpo.rewards.length import LengthReward
 from lit_grpo.rewards.math_answers.reward import MathReward
 from lit_grpo.rewards.reward import OnError, Reward, Value
 from lit_grpo.rewards.reward_model.reward import ScorerReward
+from lit_grpo.rewards.steps import tokens_at
 from lit_grpo.rewards.workers.reward import ProcessReward
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "RubricReward",
     "ScorerReward",
     "Value",
+    "tokens_at",
 ]

@@ -14,7 +14,6 @@ __all__ = [
     "EngineFailed",
     "HFEngine",
     "Launch",
-    "WeightCheck",
     "RolloutEngine",
     "SGLangEngine",
     "SampledPolicy",
@@ -23,4 +22,5 @@ __all__ = [
     "VLLMEngine",
     "VLLMServerEngine",
     "VLLMTeacher",
+    "WeightCheck",
 ]

@@ -20,7 +20,7 @@ def keep_apart(given: Iterable[Callback | Logger], run_dir: Path) -> None:
     """Let callbacks and loggers that keep a state belong to one run directory.
 
     Raises:
-        UserError: one belongs to another, into which it would write, or whose state it has.
+        UserError: one was used in another run directory: it would write there, or has its state.
     """
     stateful, run_dir = [*filter(_keeps_state, given)], run_dir.absolute()
     for one in stateful:

@@ -254,7 +254,7 @@ class Trainer(L.Trainer):
 
 @contextmanager
 def keeping_interrupts() -> Iterator[None]:
-    """Raise the KeyboardInterrupt of which Lightning has made an exit of the process."""
+    """Raise a KeyboardInterrupt again that Lightning turned into SystemExit."""
     try:
         yield
     except SystemExit as leave:

@@ -92,7 +92,7 @@ class BatchBuilder:
         tokens = collate_rollouts(rollouts, pad_id=self._policy.tokenizer.pad_token_id)
         trained = trained_rows(rollouts, overlong_filtering=objective.overlong_filtering)
         is_good = None
-        if objective.sft.coef > 0:  # NaN, the reward of an invalid row, is never enough
+        if objective.sft.coef > 0:  # NaN >= x is False: no invalid rows
             is_good = trained & (rollouts.rewards.flatten() >= objective.sft.min_reward)
         penalty = old_logprobs = None
         if objective.kl.is_in_reward:

@@ -177,8 +177,8 @@ class Evaluation:
 
         Raises:
             EngineFailed: the engine of any rank cannot sample them.
-            UserCodeFailed: the accuracy has a bug or gives a value that is none, or the engine of
-                any rank has a bug (`EngineBug`).
+            UserCodeFailed: the accuracy has a bug or returns something that is not a number, or
+                the engine of any rank has a bug (`EngineBug`).
             StepAbandoned: a callback ended the run during the wait.
         """
 

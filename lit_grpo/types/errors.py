@@ -16,11 +16,11 @@ class UserError(ValueError):
 
 
 class UserCodeFailed(RuntimeError):
-    """A function of the user's has failed by a bug; the message has its traceback."""
+    """A function of the user raised because of a bug; the message has its traceback."""
 
 
 class EngineBug(UserCodeFailed):
-    """An engine does not keep its contract, or one of the user's has failed by a bug."""
+    """An engine breaks its contract, or the user's own engine has a bug."""
 
 
 class Diverged(FloatingPointError):
@@ -40,7 +40,7 @@ class RankLost(RuntimeError):
 
 
 class RankCrashed(RuntimeError):
-    """Another process of the run has crashed by a bug, which would come again."""
+    """Another process of the run crashed because of a bug; restarted, it would crash again."""
 
 
 def is_disk_full(error: BaseException) -> TypeGuard[OSError]:

@@ -44,7 +44,7 @@ def asking_the_hub_once() -> Iterator[None]:
         has_asked = True
         try:
             session.head(constants.ENDPOINT, timeout=TIMEOUT_SECONDS)
-        except Exception as error:  # of httpx, or of its successor
+        except Exception as error:  # httpx's errors, or those of its successor
             _set_offline(True)
             raise OfflineModeIsEnabled(f"{constants.ENDPOINT} does not answer") from error
 

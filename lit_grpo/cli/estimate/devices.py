@@ -26,8 +26,8 @@ take a mask are not flash attention."""
 class Device:
     """A GPU, or the CPU of this machine.
 
-    Rates of GPUs are from the data sheets, without sparsity, unless the name of a constant in
-    `seconds` takes a share of them.
+    Rates of GPUs are from the data sheets, without sparsity; `seconds` multiplies them by the
+    share that is reached.
     """
 
     name: str

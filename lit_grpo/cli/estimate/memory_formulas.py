@@ -209,7 +209,8 @@ def optimizer_copy_bytes(setup: Setup) -> int:
 def bucket_bytes(setup: Setup) -> int:
     """Return the bytes of DeepSpeed's buckets: two, in stage 3 one.
 
-    They are made in full for any model, but on a CPU they take no memory before it is written.
+    They are allocated in full for any model; on a CPU, pages that nothing is written to take no
+    memory.
     """
     model, values = setup.model, setup.sharding.bucket_values
     if not setup.sharding.weights:

@@ -106,7 +106,7 @@ def weight_traffic(setup: Setup, parameters: float) -> float:
 
 
 def issued_layers(setup: Setup) -> float:
-    """Return the layers of a forward pass, in those without an adapter that take as long to issue.
+    """Return the number of layers of a forward pass, an adapted one counted by its time to launch.
 
     An adapter of all linear layers has two products, a scale and a sum for each of them.
     """

@@ -61,7 +61,7 @@ def num_scored(comparison: Comparison) -> int:
 
 
 def num_changed(comparison: Comparison) -> int:
-    """Return how many of those changed in the weighted sum, or in a reward that both have."""
+    """Return how many of the scored rows changed in the sum, or in a reward that both have."""
     return sum(
         any(not _is_same(old.get(key), new.get(key)) for key in _scored_keys(old, new))
         for old, new in comparison.pairs

@@ -182,7 +182,7 @@ class MixtureLoader(TrainingLoader):
                 "after %s: the length of the run has changed",
                 *(state["boundaries"], boundaries),
             )
-        self._earlier_boundaries = state["boundaries"]  # said once: states are loaded twice
+        self._earlier_boundaries = state["boundaries"]  # warn once: states are loaded twice
         self._batch = state["batch"]
         self._before_batch = self._position()
 

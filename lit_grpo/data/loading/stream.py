@@ -185,7 +185,7 @@ class StreamOrder(RowOrder):
     def _window(self, start: Place) -> list[Row]:
         """Return the rows of a window in the order of training."""
         if start not in self._windows:
-            if len(self._windows) > 1:  # one to go back to
+            if len(self._windows) > 1:  # keep the one before, to go back to
                 del self._windows[min(self._windows)]
             size = self._stream.window
             shard = int(self._permutation(self._stream.num_shards, start.epoch)[start.shard])

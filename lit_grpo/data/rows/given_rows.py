@@ -130,7 +130,7 @@ def _kind_of_all(key: str, items: Sequence[Any]) -> str:
 
 
 def _kind(one: Any) -> str:
-    """Return in words what a list has such an item of; empty if it is no source."""
+    """Name the kind of source that an item is, for an error; empty if it is none."""
     if isinstance(one, Mapping):
         return "rows, each a dict"
     if isinstance(one, str | os.PathLike):

@@ -65,7 +65,7 @@ class PreparedDir:
         return split
 
     def holdout(self) -> Holdout:
-        """Return what must not be trained on."""
+        """Return the ids and prompts of the rows that must not be trained on."""
         return Holdout.read(self.path / HOLDOUT_IDS)
 
 

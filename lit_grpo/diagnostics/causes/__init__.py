@@ -1,4 +1,4 @@
-"""The causes of trouble that a run knows: what each means, what to do, who acts, and when."""
+"""Known causes of trouble: what each means, what to do, and what the run does about it."""
 
 from lit_grpo.diagnostics.causes.cause import Action, Cause
 from lit_grpo.diagnostics.causes.machine import MEMORY_ADVICE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lit_grpo.diagnostics.causes.cause import Cause
 from lit_grpo.stopping import ExitCode
 
-GO_ON = "The same command with `--ckpt_path auto` goes on."
+GO_ON = "Run the same command with `--ckpt_path auto` to continue."
 
 ENDS = (
     Cause(

@@ -312,7 +312,7 @@ def _check_short_name(what: str, source: str, key: str) -> None:
         get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except HfHubHTTPError:
         return  # it has answered: `transformers` says what
-    except Exception as error:  # of httpx, or of its successor
+    except Exception as error:  # httpx's errors, or those of its successor
         raise UserError(
             f"no {what} could be loaded from {source!r}: there is no such directory, and "
             f"{constants.ENDPOINT} does not answer ({error}). Set {key} to a directory that "

@@ -43,6 +43,22 @@ def check_prompt_tokens(config: PreTrainedConfig, prompts: Sequence[Prompt]) -> 
     _refuse(last, config, OTHER_TOKENIZER)
 
 
+def check_stop_tokens(config: PreTrainedConfig, stop_token_ids: Sequence[int]) -> None:
+    """Check that a model can sample each token that is to end a completion.
+
+    Raises:
+        UserError: it cannot sample one.
+    """
+    size: int = config.get_text_config().vocab_size
+    unknown = [id for id in stop_token_ids if not 0 <= id < size]
+    if unknown:
+        raise UserError(
+            f"model.sampling.stop_token_ids must be tokens of the model, 0 to {size - 1}, got "
+            f"{unknown[0]}, which it never samples: no completion would end there. Correct or "
+            "remove it; tokenizer.convert_tokens_to_ids(text) gives the id of a token."
+        )
+
+
 def _refuse(tokens: dict[str, int], config: PreTrainedConfig, advice: str) -> None:
     size: int = config.get_text_config().vocab_size
     missing = [f"token {id} ({what})" for what, id in tokens.items() if id >= size]

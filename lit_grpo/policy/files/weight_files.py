@@ -16,8 +16,7 @@ from lit_grpo.types.settings import list_some
 def check_weight_files(path: str, key: str) -> None:
     """Check that the safetensors files of a local model are whole; no weights are read.
 
-    Only the files that `transformers` and `peft` load are looked at: others may be of other
-    formats.
+    Only the files that `transformers` and `peft` load are checked; others are ignored.
 
     Args:
         path: A directory; what is on the Hub is not checked.

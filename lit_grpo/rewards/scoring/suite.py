@@ -71,7 +71,7 @@ class RewardSuite:
         self._runners: Runners | None = None
         self._reasoning: Reasoning | None = None
         self._started: list[Reward] = []
-        self._open: WeakSet[Scoring] | None = None  # made late, since it cannot be copied
+        self._open: WeakSet[Scoring] | None = None  # made when needed: it cannot be copied
         self._warned: set[tuple[str, Outcome, bool]] = set()
 
     @property

@@ -33,7 +33,7 @@ class EngineDirectory:
         if is_rank_zero and configured is None:
             self._scratch = ScratchDirectory("lit-grpo-engine-")
         elif is_rank_zero and configured is not None:
-            # The note of an earlier run would end this one.
+            # A failure note that an earlier run left would end this one.
             Path(configured, FAILURE_NOTE).unlink(missing_ok=True)
         mine = self._scratch.path if self._scratch else Path(configured or "")
         self.path = Path(gather_objects(str(mine.absolute()))[0])

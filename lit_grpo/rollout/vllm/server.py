@@ -236,7 +236,7 @@ class VLLMAPI(ServerAPI):
 
 @asynccontextmanager
 async def _events(endpoint: Endpoint, request: Request) -> AsyncGenerator[AsyncGenerator[Any]]:
-    """Send a request; say what to set where vLLM refuses it for a setting of its own."""
+    """Send a request; if vLLM refuses it because of a server setting, say which to change."""
     try:
         async with aclosing(endpoint.events("/inference/v1/generate", _body(request))) as events:
             yield events

@@ -69,7 +69,7 @@ class RollbackHistory:
     rollbacks: list[tuple[int, int]] = field(default_factory=list)
     """The step at which each was made, and its checkpoint's step."""
     passed_over: list[tuple[int, int]] = field(default_factory=list)
-    """First and last steps of the checkpoints that rollbacks have left."""
+    """First and last steps of the checkpoints that rollbacks have abandoned."""
 
     def last_without_effect(self, begin: int) -> tuple[int, int] | None:
         """Return the last rollback if trouble from this step on began before it, else None."""
@@ -78,7 +78,7 @@ class RollbackHistory:
         return None
 
     def add(self, at: int, to: int) -> None:
-        """Remember a rollback, which leaves the checkpoints between both steps."""
+        """Remember a rollback: the checkpoints between both steps are abandoned."""
         self.rollbacks.append((at, to))
         self.passed_over.append((to + 1, at - 1))
 

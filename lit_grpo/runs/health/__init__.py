@@ -1,1 +1,1 @@
-"""Trouble in a run, and what is done about it."""
+"""Detect trouble during a run and act on it."""

@@ -190,7 +190,7 @@ class HealthMonitor(Callback):
         if step.counts.num_valid:
             low, high = self._reward_range or (math.inf, -math.inf)
             self._reward_range = min(low, step.counts.worst), max(high, step.counts.best)
-        is_skipped = bool(metrics.get("policy/skipped_fraction"))  # by whatever callback
+        is_skipped = bool(metrics.get("policy/skipped_fraction"))  # any callback may do that
         found = {}
         for name, one in self._watched.items():
             if one.action == "ignore" or (name == "nothing_trained" and is_skipped):

@@ -126,7 +126,7 @@ class RolloutProgressBar(ProgressBar):
         if self._lines is None:
             self._progress.metrics = metrics_line(metrics)
             return
-        # A line is read as its step's, but this value would be the last validation's.
+        # A line is about its step; values of val/ are from an earlier one.
         of_step = {name: value for name, value in metrics.items() if not name.startswith("val/")}
         self._progress.metrics = metrics_line(of_step)
         self._lines.end_step()
@@ -269,7 +269,7 @@ def draw(progress: RunProgress) -> RenderableType:
 
 
 class PlainLines:
-    """Print lines at some steps, and one on the running stage when there was none for long."""
+    """Print lines at some steps, and one on the running stage if none was printed for a while."""
 
     def __init__(self, progress: RunProgress, every_n_steps: int, every_n_seconds: float) -> None:
         self._progress = progress

@@ -1,1 +1,1 @@
-"""Why a run ends early: a signal, its time, a stall."""
+"""End a run early: signals, time limits, stalls."""

@@ -45,7 +45,7 @@ LAUNCHERS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 
 @contextmanager
 def leave_on_signal(trainer: L.Trainer) -> Iterator[None]:
-    """Leave with exit code 128 + signal while no `StopOnSignal` looks: a model loads, for instance.
+    """Leave with exit code 128 + signal while no `StopOnSignal` is active: a model loads, say.
 
     A thread sees the signal even if the main thread is in a long call of a library, and ends the
     process if that does not leave in time.

@@ -270,7 +270,7 @@ def warn_without_validation(trainer: L.Trainer, num_steps: int) -> None:
         num_steps: Rollout steps (for SFT: batches) until ``max_steps`` is reached.
     """
     interval, every_n_epochs = trainer.val_check_batch, trainer.check_val_every_n_epoch
-    if interval is None or not sum(trainer.num_val_batches):  # it goes by time, or is turned off
+    if interval is None or not sum(trainer.num_val_batches):  # at intervals of time, or off
         return
     per_epoch, first = trainer.num_training_batches, interval
     if every_n_epochs is not None:

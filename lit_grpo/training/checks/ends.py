@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lit_grpo.objective import Objective
 from lit_grpo.policy.chat_template import SET_EOS, end_tokens
+from lit_grpo.policy.files.vocabulary import check_stop_tokens
 from lit_grpo.rollout import Sampling
 from lit_grpo.types import UserError
 
@@ -18,11 +19,14 @@ def check_ends(
     """Return a warning if nothing ends a completion, or only what the tokenizer does not know.
 
     Args:
-        model: Has the ``generation_config`` of `transformers`, or None there.
+        model: Has the ``config`` and ``generation_config`` of `transformers`; the latter may be
+            None.
 
     Raises:
-        UserError: nothing ends one, and completions that do not end are left out of the loss.
+        UserError: nothing ends one, and completions that do not end are left out of the loss; or
+            a stop is no token of the model.
     """
+    check_stop_tokens(model.config, sampling.stop_token_ids)
     if sampling.stop or sampling.stop_token_ids or tokenizer.eos_token_id is not None:
         return ""
     ends = end_tokens(model, tokenizer)

@@ -62,14 +62,14 @@ def _lambda_source(code: CodeType) -> str:
     """Return the names and the expression of a lambda; ``getsource`` has whole lines, or less."""
     starts, ends = [], []
     for line, last_line, column, last_column in code.co_positions():
-        if line and last_line and column is not None and last_column:  # it is of the expression
+        if line and last_line and column is not None and last_column:  # belongs to the expression
             starts.append((line, column))
             ends.append((last_line, last_column))
     try:
         lines = [line.encode() for line in inspect.findsource(code)[0]]
         (first, start), (last, end) = min(starts), max(ends)
         lines[last - 1] = lines[last - 1][:end]
-    except (OSError, ValueError, IndexError):  # no source, no positions, or another source by now
+    except (OSError, ValueError, IndexError):  # no source or positions, or the file has changed
         return ""
     expression = b"".join(lines[first - 1 : last])[start:]
     return f"{code.co_varnames} {expression.decode(errors='replace')}"

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from lit_grpo.concurrency import run_in_daemon_thread
+from lit_grpo.concurrency import is_done, run_in_daemon_thread
 from lit_grpo.rewards.scoring.scoring import Scoring
 from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
@@ -119,8 +118,7 @@ class PendingRollout:
                 self._sample_and_score()
                 self._is_sampled = True
             return True
-        wait_for_futures([self._sampling], seconds)
-        if not self._sampling.done():
+        if not is_done(self._sampling, seconds):
             return False
         self._sampling.result()  # raises what the thread raised
         return True

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from chat_models import TEMPLATE, qwen_tokenizer
 from small_runs import Keep, fit, make_module
+from transformers import AutoConfig
 
 from lit_grpo.callbacks import HealthMonitor, ZeroRewardBreaker
 from lit_grpo.objective import Objective
@@ -28,7 +29,10 @@ def without_eos(tokenizer):
 
 
 def warning(tokenizer, eos=None, objective=Objective(), **sampling) -> str:  # noqa: B008 - frozen
-    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=eos))
+    model = SimpleNamespace(
+        config=AutoConfig.for_model("llama", vocab_size=258),
+        generation_config=SimpleNamespace(eos_token_id=eos),
+    )
     return check_ends(model, tokenizer, Sampling(max_tokens=6, **sampling), objective)
 
 
@@ -52,6 +56,12 @@ def test_without_an_end_each_completion_has_all_tokens():
 )
 def test_any_end_will_do(tokenizer, eos, sampling):
     assert warning(tokenizer, eos, **sampling) == ""
+
+
+@pytest.mark.parametrize("id", [258, -1])
+def test_a_stop_that_the_model_never_samples_is_refused(id):
+    with pytest.raises(UserError, match=rf"tokens of the model, 0 to 257, got {id}, which it nev"):
+        warning(byte_tokenizer(), stop_token_ids=(7, id))
 
 
 def test_an_end_that_is_text_to_the_tokenizer_is_named():
