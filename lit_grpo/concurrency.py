@@ -61,7 +61,7 @@ def run_in_daemon_thread(function: Callable[[], T], name: str) -> Future[T]:
     return future
 
 
-def is_done(future: Future[object], seconds: float) -> bool:
+def is_done(future: Future[Any], seconds: float) -> bool:
     """Wait for at most so many seconds; return whether there is a result."""
     wait([future], seconds)
     return future.done()

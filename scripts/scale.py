@@ -221,7 +221,10 @@ def draw(path: Path = PICTURE) -> None:
         ("weights", ("weights",)),
         ("gradients", ("gradients", "buckets", "copy of a bucket")),
         ("optimizer", ("optimizer", "copies")),
-        ("activations", ("activations", "attention", "logits", "a layer", "gradient of")),
+        (
+            "activations",
+            ("activations", "attention", "logits", "reading", "a layer", "gradient of"),
+        ),
         ("keys and values", ("keys",)),
         ("gathered", ("gathered",)),
         ("others", ("",)),

@@ -216,9 +216,11 @@ def _sampling(setup: Setup) -> Iterator[MemoryPart]:
     if sampler.kind == "policy":
         group, rows = setup.step.group_size, formulas.cache_rows(setup)
         fewer = f"lower {key}.max_concurrent to {max(group, rows // 2)}"
-        cache, other = formulas.cache_bytes(setup), formulas.sampling_bytes(setup)
+        cache = formulas.cache_bytes(setup)
         yield MemoryPart(name="keys and values", bytes=cache, when=(SAMPLING,), advice=fewer)
-        yield MemoryPart(name="logits", bytes=other, when=(SAMPLING,), advice=fewer)
+        logits, reading = formulas.sampled_logit_bytes(setup), formulas.read_prompt_bytes(setup)
+        name = "logits" if logits >= reading else "reading prompts"  # one after the other
+        yield MemoryPart(name=name, bytes=max(logits, reading), when=(SAMPLING,), advice=fewer)
         copies = formulas.sampling_cast_bytes(setup)
         yield MemoryPart(name="weights in bfloat16", bytes=copies, when=(SAMPLING,))
     elif sampler.kind == "vllm" and setup.cluster.is_gpu:

@@ -11,6 +11,7 @@ from math import ceil
 from lit_grpo.cli.estimate.model_sizes import ModelSizes
 from lit_grpo.cli.estimate.setup import FLOAT32, Setup
 from lit_grpo.policy.logprobs import CHUNK_LOGITS
+from lit_grpo.rollout.hf.running_batch import prompts_at_once
 from lit_grpo.rollout.hf.shared_prompts import MIN_SAVED_TOKENS
 
 LOGIT_COPIES, LOGIT_COPIES_CPU = 3.0, 1.0
@@ -179,15 +180,18 @@ def shares_prompts(setup: Setup) -> bool:
     return samples_on_cpu and saved >= MIN_SAVED_TOKENS
 
 
-def sampling_bytes(setup: Setup) -> int:
-    """Return the bytes of logits while sampling, or of a layer that reads prompts, if larger."""
+def sampled_logit_bytes(setup: Setup) -> int:
+    """Return the bytes of the logits from which the next tokens are sampled."""
     copies = SAMPLING_COPIES + (SORTING_COPIES if setup.sampler.sorts else 0)
-    rows = cache_rows(setup)
-    logits = copies * FLOAT32 * rows * setup.model.vocab_size
+    return copies * FLOAT32 * cache_rows(setup) * setup.model.vocab_size
+
+
+def read_prompt_bytes(setup: Setup) -> int:
+    """Return the bytes of a layer that reads the prompts which one forward pass takes."""
     inner = setup.model.inner_values // setup.model.num_layers
-    prompts = rows // setup.step.group_size * setup.step.prompt_lengths[0]
-    prefill = PREFILL_VALUES * inner * prompts * setup.compute_bytes
-    return max(logits, prefill)
+    longest = setup.step.prompt_lengths[0]
+    num_prompts = min(cache_rows(setup) // setup.step.group_size, prompts_at_once(longest))
+    return PREFILL_VALUES * inner * num_prompts * longest * setup.compute_bytes
 
 
 def optimizer_copy_bytes(setup: Setup) -> int:

@@ -154,9 +154,10 @@ def _own_generation(setup: Setup) -> Iterator[TimePart]:
     tokens = max(0.0, step.mean_completion_tokens - 1)
     work = decode_work(setup, step.num_rows, tokens, passes, dtype=0)
     seconds, bound = seconds_of(work, device, compute_bytes=setup.compute_bytes)
+    engine = "vllm" if setup.ranks == 1 else "vllm_server"  # in a process it serves one rank
     advice = (
-        "sample with vLLM (--config engines/vllm), or raise model.engine.init_args.max_concurrent "
-        "if there are more completions"
+        f"sample with vLLM (--config engines/{engine}), or raise "
+        "model.engine.init_args.max_concurrent if there are more completions"
     )
     if not device.is_gpu:
         advice = _FEWER_TOKENS

@@ -28,12 +28,17 @@ PREFILL_TOKENS = 2**15
 would only need more memory."""
 
 
+def prompts_at_once(length: int) -> int:
+    """Return how many prompts, padded to so many tokens, are read in one forward pass."""
+    return max(1, PREFILL_TOKENS // length)
+
+
 def _prefill(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> tuple[Tensor, DynamicCache]:
     """Return [B, V] next logits and the cache of [B, P] prompts, which are read some at a time.
 
     If the layers of the model keep states other than keys and values, it reads them together.
     """
-    num_rows = max(1, PREFILL_TOKENS // ids.shape[1])
+    num_rows = prompts_at_once(ids.shape[1])
     logits, cache = _read(model, ids[:num_rows], mask[:num_rows])
     if len(ids) <= num_rows:
         return logits, cache

@@ -95,11 +95,18 @@ def test_on_a_cpu_rows_share_the_keys_and_values_of_long_prompts():
     assert not formulas.shares_prompts(make(device=UNIT, step=long, sampler=servers))
 
 
-def test_sampling_needs_logits_or_the_prompts_values():
-    assert formulas.sampling_bytes(make()) == 4 * 4 * 4 * 100
-    assert formulas.sampling_bytes(make(sampler=Sampler(sorts=True))) == 10 * 4 * 4 * 100
-    small = make(model=replace(SIZES, vocab_size=2))
-    assert formulas.sampling_bytes(small) == 3 * 20 * 12 * 4
+def test_sampling_needs_logits_of_every_row():
+    assert formulas.sampled_logit_bytes(make()) == 4 * 4 * 4 * 100
+    assert formulas.sampled_logit_bytes(make(sampler=Sampler(sorts=True))) == 10 * 4 * 4 * 100
+
+
+def test_prompts_are_read_some_at_a_time():
+    assert formulas.read_prompt_bytes(make()) == 3 * 20 * 12 * 4
+    lengths = [10_000] * 8  # of which a pass takes three
+    long = step_sizes(lengths, 10, num_ranks=1, group_size=2, update=UpdateConfig())
+    assert formulas.read_prompt_bytes(make(step=long)) == 3 * 20 * 30_000 * 4
+    longer = step_sizes([40_000] * 8, 10, num_ranks=1, group_size=2, update=UpdateConfig())
+    assert formulas.read_prompt_bytes(make(step=longer)) == 3 * 20 * 40_000 * 4
 
 
 def test_two_layers_and_what_is_outside_of_them_are_gathered():

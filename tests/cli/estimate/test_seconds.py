@@ -40,6 +40,13 @@ def test_more_gpus_are_no_advice_for_a_cpu():
     assert part.advice == "lower model.sampling.max_tokens or model.group_size"
 
 
+@pytest.mark.parametrize(("ranks", "engine"), [(1, "engines/vllm"), (4, "engines/vllm_server")])
+def test_the_advised_engine_samples_for_so_many_ranks(ranks, engine):
+    found = estimate_seconds(make("fsdp2", ranks, device=DEVICES["H100"]))
+    advice = next(one.advice for one in found.parts if one.name == "generation: tokens")
+    assert f"(--config {engine})" in advice
+
+
 def test_few_rows_have_their_own_rates():
     device = replace(PRODUCTS, attention_share=0.5, few_rows_share=0.25)
     device = replace(device, few_rows_attention_share=0.1)
