@@ -21,7 +21,7 @@ from lit_grpo.data.loading.mixture_loader import MixtureLoader
 from lit_grpo.data.loading.order import RowOrder, TableOrder
 from lit_grpo.data.loading.stream import PromptStream, StreamOrder
 from lit_grpo.data.prompts.lazy_prompts import LazyPrompts
-from lit_grpo.data.prompts.prompt_format import PromptFormat, build_prompts
+from lit_grpo.data.prompts.prompt_format import PromptFormat, build_prompts, in_prompt_format
 from lit_grpo.data.prompts.repeated import describe_repeated
 from lit_grpo.data.rows.given_rows import as_rows
 from lit_grpo.data.rows.mapped import MappedRows
@@ -114,6 +114,12 @@ class PromptDataModule(LightningDataModule, ABC):
         return None
 
     def setup(self, stage: str) -> None:
+        if "_loaders" not in vars(self):
+            kind = type(self).__name__
+            raise UserError(
+                f"{kind}.__init__ must call super().__init__(prompts_per_step=...), which it does "
+                "not. Without settings of its own a data module needs no __init__."
+            )
         for split in _SPLITS.get(stage, ()):
             if loader := self._load(split):
                 self._loaders[split] = loader
@@ -203,7 +209,12 @@ class PromptDataModule(LightningDataModule, ABC):
             if self.trainer.is_global_zero:
                 logger.info("%s: %d rows, each tokenized when a step needs it", what, len(rows))
             return LazyPrompts(rows, tokenizer, self.prompt_format, source)
-        prompts = build_prompts(rows, tokenizer, self.prompt_format, what)
+        try:
+            prompts = build_prompts(rows, tokenizer, self.prompt_format, what)
+        except UserError as error:
+            if "prompt_format" in vars(self):  # made of the arguments that the message names
+                raise
+            raise UserError(in_prompt_format(str(error), type(self).__name__)) from error
         if self.trainer.is_global_zero:
             limit = self.prompt_format.max_prompt_tokens
             _report(what, len(rows), len(prompts), limit)

@@ -6,9 +6,11 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -22,6 +24,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lit_grpo.diagnostics.causes import cause_of_exit
 from lit_grpo.runs.shutdown.signals import LEAVING, SIGNALS, handles_signals
 from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason
+from lit_grpo.types import UserError
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +53,7 @@ class RankLauncher(_SubprocessScriptLauncher):
         """Start the ranks that no other program starts, watch them, and call the function."""
         self.cluster_environment.validate_settings(self.num_processes, self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
+            _check_has_file()
             if trainer is not None and trainer.state.fn == TrainerFn.FITTING:
                 _check_shares(args, self.num_processes * self.num_nodes)
             os.environ[PARENT_VARIABLE] = str(os.getpid())
@@ -82,6 +86,21 @@ def ends_with_rank_0() -> bool:
     while os.getppid() == parent and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     return os.getppid() != parent
+
+
+def _check_has_file() -> None:
+    """Check that the program can be started again, once for each of the other ranks.
+
+    Raises:
+        UserError: it came from standard input or from ``python -c``.
+    """
+    is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
+    if not is_module and not Path(sys.argv[0]).exists():
+        raise UserError(
+            "a training on several devices needs a program in a file, since it is started once for "
+            f"each device, got one without (python {sys.argv[0]}). Save it in a file, or set "
+            "trainer.devices to 1."
+        )
 
 
 def _check_shares(arguments: Sequence[Any], num_processes: int) -> None:

@@ -1,9 +1,10 @@
-"""Refuse what still has the state of another run: modules, policies, callbacks and loggers."""
+"""Refuse what has the state of another run: modules, policies, rewards, callbacks, loggers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
@@ -13,7 +14,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lit_grpo.types import UserError
 
 _RUN_DIR, _HAS_TRAINED = "_lit_grpo_run_dir", "_lit_grpo_has_trained"
-"""Attributes of a callback or logger: the run that it belongs to, and whether that has begun."""
+"""Attributes of a callback, logger or reward: the run that it belongs to, and whether that has
+begun."""
 
 
 def keep_apart(given: Iterable[Callback | Logger], run_dir: Path) -> None:
@@ -40,6 +42,8 @@ def mark_as_trained(
         policy.trained_in = run_dir
     for one in filter(_keeps_state, given):
         setattr(one, _HAS_TRAINED, True)
+    for reward in _rewards_with_state(model):
+        setattr(reward, _RUN_DIR, run_dir)
 
 
 def refuse_trained(model: L.LightningModule, given: Iterable[Callback | Logger]) -> None:
@@ -47,7 +51,7 @@ def refuse_trained(model: L.LightningModule, given: Iterable[Callback | Logger])
 
     Raises:
         UserError: the run would start from the weights of that one instead of its policy's, or
-            with the state of a callback.
+            with the state of a callback or a reward.
     """
     for what, kind, one in (
         ("module", "module", model),
@@ -63,6 +67,23 @@ def refuse_trained(model: L.LightningModule, given: Iterable[Callback | Logger])
     for one in filter(_keeps_state, given):
         if getattr(one, _HAS_TRAINED, False):
             raise _of_another_run(one, getattr(one, _RUN_DIR))
+    for reward in _rewards_with_state(model):
+        if (earlier := getattr(reward, _RUN_DIR, None)) is not None:
+            kind = type(reward).__name__
+            raise UserError(
+                f"this {kind} has the state (state_dict) of the run {earlier}, and a new run would "
+                f"go on from it. Make a new {kind} for each run. Set rewards of the module."
+            )
+
+
+def _rewards_with_state(model: L.LightningModule) -> list[Any]:
+    """Return the rewards of a program's own that keep a state; ours begin anew in each run."""
+    rewards: Any = getattr(model, "rewards", None)
+    return [
+        one
+        for one in getattr(rewards, "rewards", ())
+        if not type(one).state_dict.__module__.startswith("lit_grpo.")
+    ]
 
 
 def _keeps_state(one: Callback | Logger) -> bool:

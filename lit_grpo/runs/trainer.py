@@ -40,6 +40,7 @@ from lit_grpo.runs.trainer_settings import (
     refuse_float16,
     refuse_intervals,
     refuse_missing_gpu,
+    refusing_notebooks,
 )
 from lit_grpo.stopping import (
     ExitCode,
@@ -112,21 +113,23 @@ class Trainer(L.Trainer):
         self._given: list[Callback | Logger] = [*as_list(callbacks), *as_list(logger)]
         keep_apart(self._given, self.run_dir)
         loggers = run_loggers(self.run_dir, logger)
-        super().__init__(
-            logger=loggers,
-            callbacks=run_callbacks(
-                self.run_dir,
-                callbacks,
-                loggers=loggers,
-                enable_progress_bar=enable_progress_bar,
-                enable_checkpointing=settings.pop("enable_checkpointing", None),
-                leave_by=leave_by,
-                requeue=requeue,
-            ),
+        of_run = run_callbacks(
+            self.run_dir,
+            callbacks,
+            loggers=loggers,
             enable_progress_bar=enable_progress_bar,
-            enable_checkpointing=has_lightnings_checkpoints(callbacks),
-            **{"default_root_dir": str(self.run_dir), **TRAINER_DEFAULTS, **settings},
+            enable_checkpointing=settings.pop("enable_checkpointing", None),
+            leave_by=leave_by,
+            requeue=requeue,
         )
+        with refusing_notebooks(settings):
+            super().__init__(
+                logger=loggers,
+                callbacks=of_run,
+                enable_progress_bar=enable_progress_bar,
+                enable_checkpointing=has_lightnings_checkpoints(callbacks),
+                **{"default_root_dir": str(self.run_dir), **TRAINER_DEFAULTS, **settings},
+            )
 
     stop_reason: StopReason | None = None
     """Why a callback or the step itself stopped the run; None if it was not stopped."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import MPSAccelerator
 
 from lit_grpo.types import UserError, check_range, check_type, setting_error
@@ -22,6 +24,8 @@ TRAINER_DEFAULTS = {
 }
 """Defaults that differ from Lightning's. A run without max_steps and max_epochs never ends; only a
 linear or cosine schedule refuses it."""
+
+_PROCESSES = ("strategy", "devices", "num_nodes")
 
 EXAMPLES = {
     "callbacks": "callbacks=[lit_grpo.callbacks.TimingLog()]",
@@ -106,6 +110,27 @@ def refuse_missing_gpu(accelerator: object) -> None:
     has_other = accelerator == "gpu" and MPSAccelerator.is_available()
     if accelerator in ("gpu", "cuda") and not (has_other or torch.cuda.is_available()):
         raise UserError(NO_GPU)
+
+
+@contextmanager
+def refusing_notebooks(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Reword Lightning's refusal of several devices in a notebook: it names what is refused here.
+
+    Raises:
+        UserError: the program is a notebook or a Python prompt, and more than one process was
+            asked for.
+    """
+    try:
+        yield
+    except MisconfigurationException as error:
+        if "interactive environment" not in str(error):
+            raise
+        asked = ", ".join(f"{name}={settings[name]!r}" for name in _PROCESSES if name in settings)
+        raise UserError(
+            f"a notebook and a Python prompt train with one process, got {asked} (other processes "
+            "are started by running the program again). Save the program in a file and run it with "
+            "python or torchrun; or set devices to 1 and leave strategy out."
+        ) from None
 
 
 def refuse_durations(max_time: object) -> None:

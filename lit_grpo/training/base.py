@@ -46,6 +46,7 @@ from lit_grpo.training.seeds import Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.training.waiting import Waiting
 from lit_grpo.types import UserError, check_range, check_type, check_value, setting_error
+from lit_grpo.types.settings import shown
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +200,17 @@ class PolicyModule(L.LightningModule):
             UserError: it cannot be made.
         """
         try:
-            optimizer = choose_fused(self.make_optimizer(parameters))
+            optimizer = self.make_optimizer(parameters)
+            if not isinstance(optimizer, Optimizer):
+                raise setting_error(
+                    "model.optimizer",
+                    "a function that returns an optimizer of torch",
+                    f"one that returns {shown(optimizer)}",
+                    "" if optimizer is not None else "its return is missing?",
+                )
+            optimizer = choose_fused(optimizer)
+        except UserError:
+            raise
         except (TypeError, ValueError) as error:
             hint = "; are all of its settings numbers?" if isinstance(error, TypeError) else ""
             raise UserError(

@@ -23,6 +23,7 @@ from lit_grpo.rollout import EngineFailed
 from lit_grpo.stopping import ExitCode, get_stop_reason, mark_unfinished_validation, stop_run
 from lit_grpo.training.checks.compatibility import (
     refuse_averages,
+    refuse_other_loader,
     say_if_endless,
     say_without_rows,
     warn_without_validation,
@@ -59,12 +60,15 @@ class EvaluatedModule(ResumableModule):
             UserError: something does not fit, or the data are not the resumed run's.
         """
         loader = cast(TrainingLoader, self.trainer.train_dataloader)
+        refuse_other_loader(loader)
         self.check_loader(loader)
         check_prompt_tokens(self.policy.model.config, loader.some_prompts())
         self._compare("model", self.settings())
         self._compare("data", loader.settings())
         self._run_settings.add("model", self.changeable_settings(), may_change=True)
         val_loader = self._val_loader()
+        if val_loader:
+            refuse_other_loader(val_loader)
         rows = val_loader.settings().get("rows") if val_loader else None
         self.has_other_validation = self._run_settings.add_validation(rows)
         prompts = val_loader.some_prompts() if val_loader else []

@@ -11,7 +11,7 @@ from os import PathLike
 from types import NoneType, UnionType
 from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from lit_grpo.types.settings import as_object, setting_error, shown
+from lit_grpo.types.settings import as_object, of_class, setting_error, shown
 
 LISTS = (list, tuple, Sequence)
 IN_WORDS = {
@@ -77,6 +77,9 @@ def check_value(key: str, value: Any, hint: Any) -> None:
     options = _options(hint)
     if not any(_fits(value, option) for option in options):
         rule = _either([word for one in options for word in _words(one)])
+        kinds = tuple(one for one in options if isinstance(one, type))
+        if isinstance(value, type) and issubclass(value, kinds):
+            raise of_class(key, rule, value)
         raise setting_error(key, rule, shown(value), as_object(value, options))
 
 

@@ -86,11 +86,16 @@ def check_type(key: str, value: object, kind: type | tuple[type, ...]) -> None:
         kinds = kind if isinstance(kind, tuple) else (kind,)
         rule = f"of type {' or '.join(one.__name__ for one in kinds)}"
         if isinstance(value, type) and issubclass(value, kind):
-            name = value.__name__
-            raise setting_error(key, rule, f"the class {name}", f"write {name}(...)")
+            raise of_class(key, rule, value)
         is_one_item = list in kinds and (isinstance(value, str) or not isinstance(value, Iterable))
         fix = "write [...] around it" if is_one_item else as_object(value, kinds)
         raise setting_error(key, rule, shown(value), fix)
+
+
+def of_class(key: str, rule: str, given: type) -> UserError:
+    """Return the error for a class given in place of an object of it."""
+    name = given.__name__
+    return setting_error(key, rule, f"the class {name}", f"write {name}(...)")
 
 
 def as_object(value: object, kinds: Iterable[object]) -> str:

@@ -38,6 +38,31 @@ def test_an_own_data_module_needs_only_rows_that_are_dicts():
     assert (Squares().prompts_per_step, Squares().validation_batch_size) == (64, 64)
 
 
+class WithoutAnswers(PromptDataModule):
+    def rows(self, split):
+        return [{"prompt": "1+1=", "gold": "2"}]
+
+
+def test_an_own_data_module_is_told_of_its_prompt_format():
+    with pytest.raises(
+        UserError, match=r"Set columns=\{'answer': 'NAME'\}, or require_answer=Fa"
+    ) as e:
+        fit(WithoutAnswers(prompts_per_step=1), max_steps=1)
+    assert str(e.value).endswith(
+        "These are arguments of PromptFormat: set prompt_format of WithoutAnswers."
+    )
+
+
+class WithoutSuper(Squares):
+    def __init__(self):
+        self.prompts_per_step = 3
+
+
+def test_an_own_data_module_that_does_not_call_its_base_is_told_to():
+    with pytest.raises(UserError, match=r"^WithoutSuper\.__init__ must call super\(\)\.__init__\("):
+        fit(WithoutSuper(), max_steps=1)
+
+
 def test_an_own_data_module_may_be_a_source_of_a_mixture():
     data = MixtureData({"squares": MixtureSource(data=Squares())}, prompts_per_step=3)
     module = fit(data, max_steps=2)

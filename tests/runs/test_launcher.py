@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -112,6 +113,17 @@ def test_processes_that_cannot_share_a_step_are_refused_before_one_is_started(
     data = AdditionData(1, train_size=12, validation_size=0, prompts_per_step=8)
     trainer = Trainer(tmp_path, devices=3, strategy="ddp", accelerator="cpu", max_steps=1)
     with pytest.raises(UserError, match="prompts_per_step must be a positive multiple of 3"):
+        trainer.fit(make_module(), data)
+
+
+@pytest.mark.parametrize("name", ["-", "-c"])
+def test_a_program_without_a_file_cannot_be_started_for_each_device(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher.subprocess, "Popen", None)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(sys, "argv", [name])
+    data = AdditionData(1, train_size=12, validation_size=0, prompts_per_step=8)
+    trainer = Trainer(tmp_path, devices=2, strategy="ddp", accelerator="cpu", max_steps=1)
+    with pytest.raises(UserError, match=rf"got one without \(python {name}\)\. Save it in a file"):
         trainer.fit(make_module(), data)
 
 

@@ -8,10 +8,10 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from python_runs import train
 from run_logs import close_logs
-from small_runs import ShareOfLowBytes
+from small_runs import ShareOfLowBytes, make_module
 from tiny import LLAMA
 
-from lit_grpo import AdditionData, Evaluation, GRPOModule, Policy, Sampling, Trainer
+from lit_grpo import AdditionData, Evaluation, GRPOModule, Policy, Reward, Sampling, Trainer
 from lit_grpo.callbacks import Checkpoints, TimingLog, ZeroRewardBreaker
 from lit_grpo.runs.reuse import keep_apart
 from lit_grpo.types import UserError
@@ -96,3 +96,42 @@ def test_a_policy_that_was_trained_starts_no_other_run(tmp_path):
         fit("two")
     assert f"use the policy {tmp_path / 'one'}/final" in str(error.value)
     assert not (tmp_path / "two").exists()
+
+
+class Counts(Reward):
+    """A reward of a program, which pays more from step to step."""
+
+    calls = 0
+
+    def score(self, prompt, completion):
+        self.calls += 1
+        return float(self.calls)
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
+
+def fit_with(reward: Reward, run_dir: Path, **settings) -> None:
+    data = AdditionData(1, train_size=4, validation_size=0, prompts_per_step=2)
+    module = make_module(rewards=[reward])
+    trainer = Trainer(run_dir, accelerator="cpu", enable_progress_bar=False, max_steps=1)
+    trainer.fit(module, data, **settings)
+    close_logs()
+
+
+def test_a_reward_with_a_state_goes_on_in_its_run_and_starts_no_other(tmp_path):
+    shared = Counts()
+    fit_with(shared, tmp_path / "one")
+    fit_with(shared, tmp_path / "one", ckpt_path="auto")
+    with pytest.raises(UserError, match=rf"the state .* of the run {tmp_path / 'one'}, and a new"):
+        fit_with(shared, tmp_path / "two")
+    assert not (tmp_path / "two").exists()
+
+
+def test_a_reward_without_a_state_may_be_shared(tmp_path):
+    shared = ShareOfLowBytes()
+    for name in ("one", "two"):
+        fit_with(shared, tmp_path / name)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch.accelerators import MPSAccelerator
+from lightning.pytorch.trainer.connectors import accelerator_connector
 
 from lit_grpo import Trainer
 from lit_grpo.runs.trainer_settings import (
@@ -160,3 +161,13 @@ def test_a_gpu_of_a_mac_is_one(monkeypatch):
     refuse_missing_gpu("gpu")
     with pytest.raises(UserError, match="torch finds none"):
         refuse_missing_gpu("cuda")
+
+
+def test_several_devices_in_a_notebook_are_told_to_use_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(accelerator_connector, "_IS_INTERACTIVE", True)
+    said = (
+        r"train with one process, got strategy='ddp', devices=2 \(.*\)\. Save the program in a file"
+    )
+    with pytest.raises(UserError, match=said):
+        Trainer(tmp_path, strategy="ddp", devices=2, accelerator="cpu")
+    Trainer(tmp_path, accelerator="cpu")

@@ -115,6 +115,23 @@ def test_a_number_of_another_type_is_named(key, value, rule):
         make_module(**{key: value})
 
 
+@pytest.mark.parametrize(
+    ("returns", "got"),
+    [
+        (lambda params: None, r"got one that returns None \(its return is missing\?\)\."),
+        (
+            lambda params: [torch.optim.SGD(params)],
+            r"got one that returns .*\. Set model\.optimizer",
+        ),
+    ],
+)
+def test_an_optimizer_function_that_returns_something_else_is_refused(returns, got):
+    with pytest.raises(
+        UserError, match=r"^optimizer must be a function that returns an optim.*" + got
+    ):
+        fit(make_module(optimizer=returns))
+
+
 def test_settings_that_an_optimizer_refuses_are_the_users():
     module = make_module(optimizer=lambda params: torch.optim.SGD(params, lr=-1.0))
     with pytest.raises(UserError, match=r"\(Invalid learning rate: -1.0\). Set model.optimizer"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
 
 import jinja2
+import yaml
 
 from lit_grpo.data.prompts.chat import check_template_kwargs, read_tools, render_chat
 from lit_grpo.data.rows.columns import (
@@ -104,6 +106,20 @@ def build_prompts(
         for row, answer in zip(rows, answers, strict=True)
     ]
     return _within_limit(rows, prompts, prompt_format, what)
+
+
+def in_prompt_format(message: str, owner: str) -> str:
+    """Reword settings of a config as arguments of the `PromptFormat` that a data module has.
+
+    Args:
+        owner: Name of the class of the data module.
+    """
+    columns = re.compile(r"data\.columns: (\{[^}]*\})")
+    reworded = columns.sub(lambda found: f"columns={yaml.safe_load(found[1])}", message)
+    reworded = reworded.replace("data.require_answer: false", "require_answer=False")
+    if reworded == message:
+        return message
+    return f"{reworded} These are arguments of PromptFormat: set prompt_format of {owner}."
 
 
 def check_tools_column(rows: Sequence[Row], column: str | None) -> None:

@@ -72,7 +72,7 @@ def as_sources(key: str, given: Any) -> list[Source]:
 def as_rows(owner: str, split: str, given: Any) -> Sequence[Row]:
     """Return what ``rows`` of a data module has returned for a split, with dicts as rows.
 
-    None is no rows, as of a split that there is not.
+    None is no rows, as of a split that there is not; there must be rows to train on.
 
     Args:
         owner: Name of the class of the data module, which is the source of these rows.
@@ -80,7 +80,7 @@ def as_rows(owner: str, split: str, given: Any) -> Sequence[Row]:
     Raises:
         UserError: it is neither a table nor a list of dicts and rows.
     """
-    if given is None:
+    if given is None and split != "train":
         return []
     what = f"{owner}.rows({split!r})"
     if _is_table(given):
@@ -135,7 +135,11 @@ def _kind(one: Any) -> str:
         return "rows, each a dict"
     if isinstance(one, str | os.PathLike):
         return "files or datasets"
-    return "tables" if _is_table(one) else ""
+    return "tables" if _is_table(one) or _is_list_of_rows(one) else ""
+
+
+def _is_list_of_rows(one: Any) -> bool:
+    return isinstance(one, list | tuple) and all(isinstance(row, Mapping) for row in one)
 
 
 def _is_table(one: Any) -> bool:

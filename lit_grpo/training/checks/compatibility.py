@@ -57,6 +57,20 @@ def check_group_fits(group_size: int, engine: RolloutEngine) -> None:
         )
 
 
+def refuse_other_loader(loader: object) -> None:
+    """Refuse a loader that cannot say where it is, such as a ``DataLoader`` of torch.
+
+    Raises:
+        UserError: it is one.
+    """
+    if not hasattr(loader, "rewind"):
+        raise UserError(
+            "the data must come from loaders that keep their position for a resume, got a "
+            f"{type(loader).__name__}. Use lit_grpo.PromptData(train=...), which takes files and "
+            "lists of rows, or a PromptDataModule of your own, whose rows(split) returns them."
+        )
+
+
 def refuse_adaptive(loader: TrainingLoader, where: str) -> None:
     """Check that no source is adaptive where its results would come too late.
 

@@ -23,6 +23,7 @@ from lit_grpo.cli.estimate.memory import (
 from lit_grpo.cli.estimate.model_sizes import OptimizerSizes
 from lit_grpo.cli.estimate.setup import Sampler, make_setup
 from lit_grpo.cli.estimate.sharding import SHARDINGS
+from lit_grpo.cli.estimate.step import step_sizes
 from lit_grpo.policy import Policy
 from lit_grpo.policy.files.model_files import SHARD_BYTES
 from lit_grpo.training import UpdateConfig
@@ -159,6 +160,13 @@ def test_the_advice_is_to_divide_what_several_ranks_have_whole():
     assert "fsdp2" in advice
     (advice,) = (one.advice for one in estimate_memory(make()).parts if one.name == "optimizer")
     assert "model.policy.lora" in advice
+
+
+def test_reading_long_prompts_is_named_where_it_needs_more_than_logits():
+    long = step_sizes([10_000] * 8, 10, num_ranks=1, group_size=2, update=UpdateConfig())
+    names = {one.name for one in estimate_memory(make(step=long)).parts if one.when == (SAMPLING,)}
+    assert "reading prompts" in names
+    assert "logits" not in names
 
 
 def test_the_peak_is_that_of_the_worst_moment_and_so_is_the_advice():

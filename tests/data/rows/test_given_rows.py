@@ -120,6 +120,7 @@ def test_a_path_is_taken_as_its_text(tmp_path):
             ["t.jsonl", ROWS[0]],
             r"a list of files or datasets, got a list whose item 2 is \{'prompt'",
         ),
+        ([ROWS[:2], "t.jsonl"], r"a list of tables, got a list whose item 2 is 't\.jsonl'"),
         ([pd.DataFrame(ROWS), ROWS[0]], r"a list of tables, got a list whose item 2 is \{'prompt'"),
     ],
 )
@@ -128,7 +129,7 @@ def test_the_item_of_a_list_that_is_no_row_or_of_another_kind_is_named(given, me
         PromptData(train=given)
 
 
-@pytest.mark.parametrize("kind", [pd.DataFrame, datasets.Dataset.from_list])
+@pytest.mark.parametrize("kind", [pd.DataFrame, datasets.Dataset.from_list, list])
 def test_a_list_of_tables_has_the_rows_of_all_with_ids_of_their_own(kind):
     rows = PromptData([kind(ROWS[:2]), kind(ROWS[2:])]).rows("train")
     assert [row.columns for row in rows] == ROWS
@@ -157,6 +158,7 @@ def test_what_rows_returns_may_be_dicts_rows_a_table_or_nothing():
     [
         ("t.jsonl", "'t.jsonl'"),
         (ROWS[0], "{'prompt': 'q1', 'answer': '1'}"),
+        (None, "None"),
         ([ROWS[0], ("q", "1")], r"a list whose item 2 is \('q', '1'\)"),
     ],
 )

@@ -2,10 +2,12 @@
 
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
 from lightning.pytorch.callbacks import EMAWeightAveraging, Timer
 from small_runs import PROMPTS, make_module, make_trainer
 from tiny import prompt
+from torch.utils.data import DataLoader
 
 from lit_grpo.data import PromptLoader
 from lit_grpo.rollout import HFEngine, Sampling
@@ -16,6 +18,17 @@ from lit_grpo.training.checks.compatibility import (
     say_without_rows,
 )
 from lit_grpo.types import UserError
+
+
+@pytest.mark.parametrize("as_data", [True, False])
+def test_a_loader_without_a_position_is_told_what_to_use(as_data):
+    class Plain(L.LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(PROMPTS, batch_size=2)
+
+    data = Plain() if as_data else DataLoader(PROMPTS, batch_size=2)
+    with pytest.raises(UserError, match="for a resume, got a DataLoader. Use lit_grpo.PromptData"):
+        make_trainer().fit(make_module(), data)
 
 
 def test_completions_that_leave_no_position_for_a_prompt_are_refused():
