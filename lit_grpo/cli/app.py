@@ -161,16 +161,16 @@ def _train(cli: CommandLine) -> int:
         cli.trainer.fit(**cli.fit_arguments)
         is_left_undone = get_stop_reason(cli.trainer) is None and not has_begun(cli.trainer)
         if is_left_undone and not limit_of_zero(cli.trainer):
-            _say_that_none_was_left(cli)
+            _log_no_step_left(cli)
     reason = get_stop_reason(cli.trainer)
     if reason is None:
-        _say_what_is_next(cli.command, run_dir)
+        _print_next_command(cli.command, run_dir)
     # Lightning kills rank 0 if a rank that it launched fails before rank 0 has ended.
     return ExitCode.DONE if reason is None or process_rank() > 0 else reason.exit_code
 
 
 @rank_zero_only
-def _say_that_none_was_left(cli: CommandLine) -> None:
+def _log_no_step_left(cli: CommandLine) -> None:
     """Log that a resumed run took no step, and what to set so that it does."""
     is_early = cli.trainer.should_stop and not has_taken_last_step(cli.trainer)
     level = logging.WARNING if cli.changes else logging.INFO
@@ -180,7 +180,7 @@ def _say_that_none_was_left(cli: CommandLine) -> None:
 
 
 @rank_zero_only
-def _say_what_is_next(command: str, run_dir: Path) -> None:
+def _print_next_command(command: str, run_dir: Path) -> None:
     """Print what to run after a training that ended well: its report, and GRPO after SFT."""
     if (run_dir / "metrics.csv").exists():
         log.info("Curves and a summary: lit-grpo report %s", shlex.quote(str(run_dir)))

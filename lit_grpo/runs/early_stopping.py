@@ -50,7 +50,7 @@ class ResumedEarlyStopping(Callback):
                 state["patience"] = one.patience
                 if _has_ended_run(one, state):
                     trainer.should_stop = True
-                    _say_ended(checkpoint["global_step"], one, state)
+                    _log_end(checkpoint["global_step"], one, state)
                 else:
                     state["stopping_reason"] = EarlyStoppingReason.NOT_STOPPED.value
                     state["stopping_reason_message"] = None
@@ -87,7 +87,7 @@ def _is_beyond(
 
 
 @rank_zero_only
-def _say_ended(step: int, one: EarlyStopping, state: dict[str, Any]) -> None:
+def _log_end(step: int, one: EarlyStopping, state: dict[str, Any]) -> None:
     why = without_signal(str(state["stopping_reason_message"]))
     higher, lower = ("raise", "lower") if one.mode == "max" else ("lower", "raise")
     remedies = {

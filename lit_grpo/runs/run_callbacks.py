@@ -25,7 +25,7 @@ from lit_grpo.runs.health.monitor import HealthMonitor
 from lit_grpo.runs.health.zero_reward import ZeroRewardBreaker
 from lit_grpo.runs.progress.progress_bar import RolloutProgressBar
 from lit_grpo.runs.shutdown.signals import StopOnSignal
-from lit_grpo.runs.shutdown.time_limit import LeaveInTime
+from lit_grpo.runs.shutdown.time_limit import StopAtTimeLimit
 from lit_grpo.runs.shutdown.watchdog import StallWatchdog
 from lit_grpo.runs.wandb_teardown import WandbTeardown, write_into_run
 from lit_grpo.types import setting_error
@@ -79,15 +79,15 @@ def run_callbacks(
     if enable_checkpointing is not False:
         (checkpoint,) = checkpoints or [Checkpoints()]
         checkpoint.dirpath = checkpoint.dirpath or str(Path(run_dir) / "checkpoints")
-        saving = [StopOnSignal(), LeaveInTime(leave_by, requeue), checkpoint]
-    averages = [TakesAverage(one) for one in others if isinstance(one, WeightAveraging)]
+        saving = [StopOnSignal(), StopAtTimeLimit(leave_by, requeue), checkpoint]
+    averages = [ApplyWeightAverage(one) for one in others if isinstance(one, WeightAveraging)]
     of_metrics = [one for one in loggers if isinstance(one, MetricsFile)]
     files = [*of_metrics, CompletionsFile(run_dir), EventsFile(run_dir)]
-    others = [ChecksFirst(), *others, ResumedEarlyStopping()]
+    others = [CheckStart(), *others, ResumedEarlyStopping()]
     return [*others, *files, *saving, *averages, FinalModel(run_dir)]
 
 
-class ChecksFirst(Callback):
+class CheckStart(Callback):
     """Let the module check a start before other callbacks write what belongs to a run.
 
     At a first start it also looks at the run from which the policy comes.
@@ -101,7 +101,7 @@ class ChecksFirst(Callback):
             warn_of_other_format(trainer, policy.path)
 
 
-class TakesAverage(Callback):
+class ApplyWeightAverage(Callback):
     """Give the policy its averaged weights after the last checkpoint and before the final model.
 
     The checkpoint has both. Lightning's callback replaces the weights first, so a resumed run

@@ -74,8 +74,8 @@ class Trainer(L.Trainer):
         callbacks: Further callbacks.
         enable_progress_bar: False shows none; otherwise there is a ``RolloutProgressBar`` unless
             ``callbacks`` has another.
-        leave_by: As in ``LeaveInTime``.
-        requeue: As in ``LeaveInTime``.
+        leave_by: As in ``StopAtTimeLimit``.
+        requeue: As in ``StopAtTimeLimit``.
         settings: As for ``lightning.Trainer``.
     """
 

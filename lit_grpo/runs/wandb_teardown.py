@@ -84,7 +84,7 @@ class WandbTeardown(Callback):
         self._failed = False
         self._loggers: list[WandbLogger] = []
         self._run_dir = ""
-        self._untold = ""
+        self._unreported = ""
         """The warning that is not an event of the run yet."""
 
     def guard_start(self, logger: WandbLogger, run_dir: str | Path) -> None:
@@ -139,13 +139,13 @@ class WandbTeardown(Callback):
 
     def _warn(self, message: str) -> None:
         log.warning("%s", message)
-        self._untold = message
+        self._unreported = message
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         """Record what has failed, also before the training began, as an event."""
-        if self._untold:
-            record_event(trainer, "warning", self._untold, "wandb_failed")
-            self._untold = ""
+        if self._unreported:
+            record_event(trainer, "warning", self._unreported, "wandb_failed")
+            self._unreported = ""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._run_dir = trainer.default_root_dir

@@ -84,7 +84,7 @@ class ResumableModule(PolicyModule):
             | _within("evaluation", of_evaluation)
         )
 
-    def _tell_changes(self) -> None:
+    def _log_changes(self) -> None:
         """Log what a resumed run changes, as far as no config has shown it."""
         settings = self._run_settings
         if self.trainer.ckpt_path is not None:

@@ -22,10 +22,10 @@ from lit_grpo.policy.files.vocabulary import check_prompt_tokens
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.stopping import ExitCode, get_stop_reason, mark_unfinished_validation, stop_run
 from lit_grpo.training.checks.compatibility import (
+    log_if_endless,
+    log_if_none_held_out,
     refuse_averages,
     refuse_other_loader,
-    say_if_endless,
-    say_without_rows,
     warn_without_validation,
 )
 from lit_grpo.training.checks.gathering import report_gathering
@@ -78,7 +78,7 @@ class EvaluatedModule(ResumableModule):
         if val_loader:
             self.evaluation.check(prompts)
             refuse_averages(self.trainer, self.engine)
-        self._tell_changes()
+        self._log_changes()
         self._run_settings.forget()  # another training may follow, of other data
         self._is_checked = self.has_begun = True
 
@@ -104,23 +104,23 @@ class EvaluatedModule(ResumableModule):
                 *(self.trainer.ckpt_path, self.trainer.fit_loop.total_batch_idx + 1),
                 self.global_step,
             )
-        say_if_endless(self.trainer)
+        log_if_endless(self.trainer)
         warn_of_learning_rate(self.trainer, self)
         if self.engine.samples_with_policy:
             report_gathering(self.policy)
         loader = self._val_loader()
         if not loader:
-            say_without_rows(self.trainer)
+            log_if_none_held_out(self.trainer)
             return
         if leaked := getattr(self.trainer.datamodule, "leaked", ""):  # type: ignore[attr-defined]
             rank_zero_only(log.warning)(leaked)
-        self._tell_coverage(loader)
+        self._log_coverage(loader)
         if self.trainer.max_steps > 0 and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             warn_without_validation(self.trainer, self.num_batches(self.trainer.max_steps))
         if self.evaluation.before_training and self.global_step == 0:
             self._evaluate_before_training(loader)
 
-    def _tell_coverage(self, val_loader: Any) -> None:
+    def _log_coverage(self, val_loader: Any) -> None:
         """Log which sources of a mixture the accuracy leaves out."""
         loader = cast(TrainingLoader, self.trainer.train_dataloader)
         prompts = val_loader.some_prompts() if loader.sources else []
@@ -150,7 +150,7 @@ class EvaluatedModule(ResumableModule):
         metrics = self._val_metrics.merged()
         for logger in self.loggers:
             logger.log_metrics(metrics, step=getattr(logger, "step_before_training", 0))
-        self._tell_unscored(metrics)
+        self._warn_of_unscored(metrics)
         shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
         rank_zero_only(log.info)("before training: %s", shown)
 
@@ -180,9 +180,9 @@ class EvaluatedModule(ResumableModule):
         absent = dict.fromkeys(self.evaluation.accuracy_names, math.nan)
         found = {} if is_cut_short(self.trainer) else self._val_metrics.merged()
         self.log_dict(absent | found)
-        self._tell_unscored(found)
+        self._warn_of_unscored(found)
 
-    def _tell_unscored(self, metrics: Mapping[str, float]) -> None:
+    def _warn_of_unscored(self, metrics: Mapping[str, float]) -> None:
         """Warn of a validation that leaves out more of the completions than any before."""
         names = self.evaluation.unscored_names
         for name, accuracy in zip(names, self.evaluation.accuracy_names, strict=False):
@@ -204,7 +204,7 @@ class EvaluatedModule(ResumableModule):
 
     def on_test_epoch_end(self) -> None:
         values = self._val_metrics.merged()
-        self._tell_unscored(values)
+        self._warn_of_unscored(values)
         self.log_dict({name.replace("val/", "test/"): value for name, value in values.items()})
 
 

@@ -157,7 +157,7 @@ class _Estimate:
             HAS_GRADIENT: pa.array([one and one.has_gradient for one in rows], pa.bool_()),
         }
         add_columns(self.prepared, self.split, columns, self._about(module))
-        self._say_graded()
+        self._print_graded()
         return ExitCode.DONE
 
     def _count(self, rollouts: RolloutBatch) -> None:
@@ -179,7 +179,7 @@ class _Estimate:
     def _rate(self, one: _Sampled) -> float | None:
         return None if self.success is None and one.source in self.graded else one.rate
 
-    def _say_graded(self) -> None:
+    def _print_graded(self) -> None:
         if self.success is None and self.graded:
             names = ", ".join(sorted(self.graded))
             of = f" of {names}" if names else ""

@@ -32,7 +32,7 @@ UNBROKEN_STAGES = ("logprob", "update")
 
 @checks_keywords
 @checks_types
-class LeaveInTime(StopAtSafePoints):
+class StopAtTimeLimit(StopAtSafePoints):
     """End a run in time for its last checkpoint, with exit code 7.
 
     The limits are ``trainer.max_time``, which counts all parts of a run together, and ``leave_by``.
@@ -123,7 +123,7 @@ class LeaveInTime(StopAtSafePoints):
 def requeue_if_asked(trainer: L.Trainer) -> None:
     """Queue the SLURM job of a run again, once the run is over, if that is configured."""
     for leaving in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(leaving, LeaveInTime) and trainer.is_global_zero:
+        if isinstance(leaving, StopAtTimeLimit) and trainer.is_global_zero:
             leaving.requeue_if_due(trainer)
 
 

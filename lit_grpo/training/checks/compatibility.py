@@ -247,7 +247,7 @@ def check_completions_fit(positions: int | None, sampling: Sampling) -> None:
 
 
 @rank_zero_only
-def say_if_endless(trainer: L.Trainer) -> None:
+def log_if_endless(trainer: L.Trainer) -> None:
     """Log how a run ends that has no last step and no time limit."""
     if is_endless(trainer):
         log.info(
@@ -264,7 +264,7 @@ def is_endless(trainer: L.Trainer) -> bool:
 
 
 @rank_zero_only
-def say_without_rows(trainer: L.Trainer) -> None:
+def log_if_none_held_out(trainer: L.Trainer) -> None:
     """Log that a run without held-out rows does not use the interval that is set."""
     interval = trainer.val_check_interval
     if isinstance(interval, int) and trainer.limit_val_batches:  # Lightning's default is 1.0

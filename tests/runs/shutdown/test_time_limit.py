@@ -10,7 +10,7 @@ from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.runs.shutdown import time_limit
-from lit_grpo.runs.shutdown.time_limit import LeaveInTime, requeue_if_asked, with_more_time
+from lit_grpo.runs.shutdown.time_limit import StopAtTimeLimit, requeue_if_asked, with_more_time
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.types import Stage
 
@@ -49,7 +49,7 @@ def requeued(monkeypatch):
 
 
 def test_a_run_leaves_by_a_time_with_a_checkpoint_and_queues_its_job_again(tmp_path, requeued):
-    leaving = LeaveInTime(at(30), requeue=True)
+    leaving = StopAtTimeLimit(at(30), requeue=True)
     trainer = train(leaving, Checkpoints(dirpath=str(tmp_path)))
     reason = get_stop_reason(trainer)
     assert (reason.exit_code, trainer.global_step) == (ExitCode.TIME_IS_UP, 1)
@@ -62,7 +62,7 @@ def test_a_run_leaves_by_a_time_with_a_checkpoint_and_queues_its_job_again(tmp_p
 def test_the_longest_update_and_twice_the_longest_checkpoint_must_fit():
     saving = Checkpoints()
     saving.longest_save = 100.0
-    leaving = LeaveInTime(at(400))
+    leaving = StopAtTimeLimit(at(400))
     for seconds, is_due in ((100.0, False), (150.0, True)):
         leaving.on_train_batch_start(None, None, None, 0)
         for name in ("generation", "logprob", "update"):
@@ -73,7 +73,7 @@ def test_the_longest_update_and_twice_the_longest_checkpoint_must_fit():
 
 
 def test_max_time_ends_a_run_with_its_reason_and_does_not_queue_it_again(tmp_path, requeued, clock):
-    leaving = LeaveInTime(requeue=True)
+    leaving = StopAtTimeLimit(requeue=True)
     saving = Checkpoints(dirpath=str(tmp_path))
     trainer = train(leaving, saving, clock=clock, max_time={"seconds": 1})
     reason = get_stop_reason(trainer)
@@ -84,14 +84,14 @@ def test_max_time_ends_a_run_with_its_reason_and_does_not_queue_it_again(tmp_pat
     assert requeued == []
 
     ckpt = tmp_path / "last.ckpt"
-    resumed = train(LeaveInTime(), clock=clock, ckpt_path=ckpt, max_time={"seconds": 1})
+    resumed = train(StopAtTimeLimit(), clock=clock, ckpt_path=ckpt, max_time={"seconds": 1})
     assert get_stop_reason(resumed).message.startswith("Nothing was trained: trainer.max_time is")
-    longer = train(LeaveInTime(), clock=clock, ckpt_path=ckpt, steps=2, max_time={"minutes": 9})
+    longer = train(StopAtTimeLimit(), clock=clock, ckpt_path=ckpt, steps=2, max_time={"minutes": 9})
     assert (get_stop_reason(longer), longer.global_step) == (None, 2)
 
 
 def test_a_job_in_which_no_step_was_finished_is_not_queued_again(requeued, caplog):
-    trainer = train(leaving := LeaveInTime(at(30), requeue=True))
+    trainer = train(leaving := StopAtTimeLimit(at(30), requeue=True))
     leaving._first_step = 1
     requeue_if_asked(trainer)
     assert requeued == []
@@ -100,8 +100,8 @@ def test_a_job_in_which_no_step_was_finished_is_not_queued_again(requeued, caplo
 
 def test_the_end_of_a_slurm_job_is_a_limit_unless_it_is_refused(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 30))
-    assert "the SLURM job ends at" in get_stop_reason(train(LeaveInTime())).message
-    assert get_stop_reason(train(LeaveInTime("never"), steps=1)) is None
+    assert "the SLURM job ends at" in get_stop_reason(train(StopAtTimeLimit())).message
+    assert get_stop_reason(train(StopAtTimeLimit("never"), steps=1)) is None
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_end_of_a_slurm_job_is_a_limit_unless_it_is_refused(monkeypatch):
 )
 def test_a_time_that_is_none_or_has_passed_is_refused(value, message):
     with pytest.raises(ValueError, match=message):
-        LeaveInTime(value)
+        StopAtTimeLimit(value)
 
 
 def test_a_run_that_has_used_up_its_time_is_resumed_with_more():

@@ -14,8 +14,8 @@ from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.training.checks.compatibility import (
     check_completions_fit,
     check_prompts_fit,
-    say_if_endless,
-    say_without_rows,
+    log_if_endless,
+    log_if_none_held_out,
 )
 from lit_grpo.types import UserError
 
@@ -76,7 +76,7 @@ def test_only_what_can_help_is_advised_for_long_prompts(lengths, remedy):
 def test_a_run_that_only_the_user_ends_says_how(max_steps, max_epochs, callbacks, says, caplog):
     caplog.set_level("INFO")
     trainer = SimpleNamespace(max_steps=max_steps, max_epochs=max_epochs, callbacks=callbacks)
-    say_if_endless(trainer)
+    log_if_endless(trainer)
     shown = " ".join(caplog.messages)
     assert shown.startswith("the run has no last step: Ctrl-C ends it, without final/") == says
     assert ("set trainer.max_steps" in shown) == says
@@ -102,6 +102,6 @@ def test_averages_of_weights_are_refused_where_an_engine_would_keep_them(has_val
 )
 def test_an_interval_without_held_out_rows_is_named(interval, limit, says, caplog):
     caplog.set_level("INFO")
-    say_without_rows(SimpleNamespace(val_check_interval=interval, limit_val_batches=limit))
+    log_if_none_held_out(SimpleNamespace(val_check_interval=interval, limit_val_batches=limit))
     named = [line.partition(" has no effect")[0] for line in caplog.messages]
     assert named == says * ["no row is held out: trainer.val_check_interval (20)"]
