@@ -133,6 +133,7 @@ _IN_PYTHON = {
 }
 """Command that needs the config of a run -> what is done where a program has made the trainer."""
 _AUTO_IN_PYTHON = 'trainer.fit(…, ckpt_path="auto")'
+IN_A_CONFIG = " in the config, or in a file that you add with --config FILE"
 ROWS_ARE_KEPT = "; the rows that were being scored are in completions/"
 
 
@@ -153,7 +154,9 @@ def for_this_run(trainer: L.Trainer, text: str) -> str:
 
     text = _COMMAND.sub(named, text)
     text = text if logs_run(trainer) else text.replace(ROWS_ARE_KEPT, "")
-    return text if has_config else text.replace("--ckpt_path auto", _AUTO_IN_PYTHON)
+    if has_config:
+        return text
+    return text.replace("--ckpt_path auto", _AUTO_IN_PYTHON).replace(IN_A_CONFIG, "")
 
 
 def logs_run(trainer: L.Trainer) -> bool:

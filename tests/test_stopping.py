@@ -16,6 +16,7 @@ from worker_processes import is_alive, wait_until
 
 from lit_grpo import AdditionData, Reward, Trainer
 from lit_grpo.stopping import (
+    IN_A_CONFIG,
     ExitCode,
     exit_code_of_error,
     exit_code_of_signal,
@@ -120,6 +121,13 @@ def test_a_run_below_the_working_directory_is_named_as_one_would_type_it(tmp_pat
     monkeypatch.chdir("/")
     advice = for_this_run(trainer, "Try it: lit-grpo rewards RUN.")
     assert advice == f"Try it: lit-grpo rewards '{run_dir.relative_to('/')}'."
+
+
+def test_a_program_is_not_told_to_change_a_config(tmp_path):
+    trainer = Trainer(run_dir=tmp_path)
+    assert for_this_run(trainer, f"raise it{IN_A_CONFIG}.") == "raise it."
+    (tmp_path / "config.yaml").touch()
+    assert for_this_run(trainer, f"raise it{IN_A_CONFIG}.") == f"raise it{IN_A_CONFIG}."
 
 
 def test_a_run_that_nothing_stopped_has_no_reason():

@@ -80,7 +80,17 @@ def check_value(key: str, value: Any, hint: Any) -> None:
         kinds = tuple(one for one in options if isinstance(one, type))
         if isinstance(value, type) and issubclass(value, kinds):
             raise of_class(key, rule, value)
-        raise setting_error(key, rule, shown(value), as_object(value, options))
+        how = _as_choice(value, options) or as_object(value, options)
+        raise setting_error(key, rule, shown(value), how)
+
+
+def _as_choice(value: Any, options: tuple[Any, ...]) -> str:
+    """Return how to write what an object such as ``torch.bfloat16`` means, if that is allowed."""
+    name = str(value).rpartition(".")[2]
+    choices = [
+        one for option in options if get_origin(option) is Literal for one in get_args(option)
+    ]
+    return f"write {name!r}" if not isinstance(value, str) and name in choices else ""
 
 
 @cache

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 
 import lit_grpo
 from lit_grpo.callbacks import Alerts, Checkpoints, HealthMonitor, StallWatchdog, TimingLog
@@ -121,6 +122,8 @@ def module(**settings):
         (lambda: LoRA(target_modules=3), "a list of texts or a text, got 3"),
         (lambda: Policy("x", lora=16), "of type LoRA or None, got 16"),
         (lambda: Policy("x", dtype="fp16"), "float32 or bfloat16, got 'fp16'"),
+        (lambda: Policy("x", dtype=torch.bfloat16), r"torch\.bfloat16 \(write 'bfloat16'\)"),
+        (lambda: Policy("x", lora=LoRA), r"got the class LoRA \(write LoRA\(\.\.\.\)\)"),
         (lambda: Checkpoints(mode="maximum"), "max or min, got 'maximum'"),
         (lambda: StallWatchdog(action="halt"), "warn or stop"),
         (lambda: module(group_size=4.0), "an integer, got 4.0"),

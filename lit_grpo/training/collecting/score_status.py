@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lit_grpo.diagnostics.step_findings import Failure, find_failure
-from lit_grpo.stopping import ROWS_ARE_KEPT
+from lit_grpo.stopping import IN_A_CONFIG, ROWS_ARE_KEPT
 from lit_grpo.types import Outcome, RolloutBatch, Score
 
 NOT_TRAINED = f"The step was not trained on{ROWS_ARE_KEPT}."
 BEFORE_RESUMING = (
-    "A resumed run stops again unless the limits.max_cost_usd of its judge is higher: raise it in "
-    "the config, or in a file that you add with --config FILE."
+    "A resumed run stops again unless the limits.max_cost_usd of its judge is higher: raise it"
+    f"{IN_A_CONFIG}."
 )
 
 
