@@ -311,6 +311,11 @@ def test_the_reward_of_the_guide_compares_siblings(workplace):
     assert scored.rewards.tolist() == [[1.0, 0.0, 0.0]]
 
 
+def test_the_guide_tries_a_reward(workplace, capsys):
+    run_python(named_blocks()["try_reward.py"], "")
+    assert capsys.readouterr().out == "1.0\n"
+
+
 def commands() -> list[str]:
     """Every command of any page that reads a config."""
     shell = "".join(block for page in PAGES for block in blocks(page, "sh"))

@@ -52,8 +52,7 @@ def manage_checkpoints(arguments: Sequence[str]) -> int:
         for line in _describe_leftovers(run_dir / "checkpoints"):
             console.print(line, soft_wrap=True)
         return ExitCode.CRASHED if any(why.values()) else ExitCode.DONE
-    reads_all = given.verify or given.export is not None
-    intact = (path for path in found if not why_unusable(path, reads_all=reads_all))
+    intact = (path for path in found if not why_unusable(path, reads_all=True))
     usable = next(intact, None)
     if usable is None:
         raise UserError(f"{run_dir} has no such checkpoint that is intact.")

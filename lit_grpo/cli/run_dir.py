@@ -99,12 +99,18 @@ def where_started(command: str, arguments: Sequence[str], error: str) -> str:
     if not _may_be_there(error, place):
         return ""
     shown = run_dir.relative_to(place) if run_dir.is_relative_to(place) else run_dir
-    words = shlex.join([str(shown), *arguments[1:]])
+    words = shlex.join([str(shown), *map(_from_anywhere, arguments[1:])])
     where = f"cd {shlex.quote(str(place))} && " if place.is_dir() else "where they are: "
     return (
         f" The run was last started in {place}. If one of its modules or files is missing here, go "
         f"on with: {where}lit-grpo {command} {words}"
     )
+
+
+def _from_anywhere(argument: str) -> str:
+    """Return an argument with the file that it names as an absolute path."""
+    option, equals, value = argument.rpartition("=")
+    return f"{option}{equals}{Path(value).absolute()}" if Path(value).is_file() else argument
 
 
 def _may_be_there(error: str, place: Path) -> bool:

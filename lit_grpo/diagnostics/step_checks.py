@@ -32,12 +32,18 @@ Check = Callable[[ObservedStep], str | None]
 def nothing_trained(step: ObservedStep) -> str | None:
     if step.counts.num_trained:
         return None
-    why = nothing_to_compare(step.counts) or (
-        "every valid row is filtered. See model.objective.overlong_filtering and "
-        f"model.sampling.max_tokens: {step.counts.truncated_fraction:.0%} of the completions "
-        "were cut off."
-    )
+    why = nothing_to_compare(step.counts) or _why_filtered(step.counts.truncated_fraction)
     return f"No token contributes to the loss, so the policy did not change: {why}"
+
+
+def _why_filtered(truncated_fraction: float) -> str:
+    """Return why no row with a reward is trained on."""
+    if truncated_fraction == 0:
+        return "every completion with a reward is empty."
+    return (
+        "every valid row is filtered. See model.objective.overlong_filtering and "
+        f"model.sampling.max_tokens: {truncated_fraction:.0%} of the completions were cut off."
+    )
 
 
 def cancelling_rewards(step: ObservedStep) -> str | None:

@@ -250,7 +250,7 @@ def _value(result: object) -> Value:
     if not isinstance(result, Mapping):
         return cast(Value, result)
     if "score" not in result:
-        detail = f"a returned dict must have the key 'score', got {', '.join(map(str, result))}"
+        detail = f"a returned dict must have the key 'score', got {', '.join(map(repr, result))}"
         return Score(value=None, outcome=Outcome.ERROR, detail=detail, bug=detail)
     return cast(Value, result["score"])
 

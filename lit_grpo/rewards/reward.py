@@ -245,7 +245,10 @@ def started(made: T | None, reward: Reward) -> T:
         RuntimeError: the reward was not started.
     """
     if made is None:
-        raise RuntimeError(f"{reward.name} is not started; call start() of its suite first")
+        raise RuntimeError(
+            f"{reward.name} is not started: call its start() first, in the event loop of score(), "
+            "and its close() in the end"
+        )
     return made
 
 

@@ -78,6 +78,15 @@ def test_verify_reads_all_and_the_exit_code_says_whether_one_is_damaged(run, cap
     assert row.rstrip().endswith("its content is not what was written")
 
 
+@pytest.mark.parametrize("option", ["--latest", "--recover"])
+def test_what_was_damaged_within_is_no_intact_one(run, option, capsys):
+    path = run / "checkpoints" / "step_000030.ckpt"
+    content = bytearray(path.read_bytes())
+    content[content.find(torch.ones(4).numpy().tobytes())] ^= 1
+    path.write_bytes(content)
+    assert f"{run}/checkpoints/step_000020.ckpt" in shown(capsys, run, option)[1].out
+
+
 def test_the_latest_is_the_newest_that_is_intact(run, capsys):
     assert shown(capsys, run, "--latest")[1].out == f"{run}/checkpoints/step_000030.ckpt\n"
     (run / "checkpoints/step_000030.ckpt").write_bytes(b"torn")

@@ -53,6 +53,16 @@ def test_a_usual_step_shows_nothing():
 
 
 @pytest.mark.parametrize(
+    ("num_truncated", "why"),
+    [(0, "every completion with a reward is empty"), (1, "max_tokens: 50% of the completions")],
+)
+def test_why_nothing_is_trained_on(num_truncated, why):
+    nothing = replace(counts(), num_trained=0, num_truncated=num_truncated)
+    step = ObservedStep(counts=nothing, metrics=USUAL, past=PAST, reward_range=(0.0, 1.0))
+    assert why in CHECKS["nothing_trained"](step)
+
+
+@pytest.mark.parametrize(
     ("metrics", "is_collapse"),
     [
         ({"reward__mean": 0.3, "completions__mean_length": 30.0}, True),

@@ -190,7 +190,7 @@ def test_dict_without_a_score_is_an_error_and_not_a_zero():
     batch = run(FunctionReward(forgets_the_score), verl_row(), "72")
     (score,) = batch.groups[0].scores["forgets_the_score"]
     assert (score.value, score.outcome) == (None, "error")
-    assert "must have the key 'score', got acc" in score.detail
+    assert "must have the key 'score', got 'acc'" in score.detail
 
 
 def test_async_function_in_verls_form_works_unchanged():

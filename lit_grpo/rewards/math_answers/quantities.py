@@ -40,8 +40,11 @@ _ATTACHED = (
     r"(?:(?:[mck]m|[mk]g|m[lL]|lbs?|oz|ft|hrs?|mins?|secs?|mph|km/h|[A-Za-z]{4,})"
     rf"{_POWER}\b)?"
 )
+_PER = r"[mgJ](?=/(?:s|min|hr?|mol|kg|cm|m|mL|L|K)\b)"
+"""A unit of one letter, of which a quotient is no formula: ``m/s``."""
 _WORD = (
-    rf"(?!{_NO_UNIT})(?:an?(?= [A-Za-z]{{2}})|[A-Za-z][A-Za-z'’.-]++)(?: ?/ ?[A-Za-z]++)?{_POWER}"
+    rf"(?!{_NO_UNIT})(?:an?(?= [A-Za-z]{{2}})|[A-Za-z][A-Za-z'’.-]++|{_PER})"
+    rf"(?: ?/ ?[A-Za-z]++)?{_POWER}"
 )
 _TEXT = rf"\\text ?\{{[^{{}}0-9]*\}}{_POWER}"
 _DEGREES = r" ?\^ ?\\circ(?: ?[CF]\b)?"

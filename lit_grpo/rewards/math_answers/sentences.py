@@ -45,6 +45,13 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 
+_OPERAND = r"(?:\d+(?:\.\d+)?[a-z]?|[a-z])(?:\^\d)?"
+_ALGEBRA = re.compile(
+    rf"(?<![^\s:,=])(?<!\d )-?{_OPERAND}(?: ?(?:[-+*/]|\\cdot|\\times) ?{_OPERAND})+$",
+    re.IGNORECASE,
+)
+"""Letters and numbers with operators between them at the end of a text, such as ``3x + 2``."""
+
 
 def answer_in_lines(text: str) -> Answer | None:
     """Return the formula or the equations for several variables that a text starts with."""
@@ -77,6 +84,10 @@ def last_answer(text: str) -> Answer | None:
     if equations := _equations(lines[::-1]):
         return equations
     line = lines[-1]
+    if equations := _equations(line.split(",")):
+        return equations
+    if formula := _algebra_at_end(line):
+        return formula
     for bold in _BOLD.findall(line)[::-1]:
         if (answer := parse_answer(bold)) and answer.number is not None:
             return answer
@@ -124,6 +135,18 @@ def _equations(lines: list[str]) -> Answer | None:
             break
         found[name] = equation
     return parse_answer(", ".join(found.values())) if len(found) > 1 else None
+
+
+def _algebra_at_end(line: str) -> Answer | None:
+    """Return the formula with a variable that a line ends with.
+
+    One of numbers alone, such as ``12 + 22``, is a step of a calculation and not its result.
+    """
+    found = _ALGEBRA.search(line := clean(line))
+    if found is None or not re.search("[A-Za-z]", found[0]):
+        return None
+    is_unit = found[0] != line and not re.search(r"\d|[-+*]|\\", found[0])  # m/s
+    return None if is_unit else parse_answer(found[0])
 
 
 def _last(text: str) -> Answer | None:

@@ -101,6 +101,12 @@ def generate(
         completion = _with_plain_numbers(name, row, completion)
         _check_completion(name, row, completion)
         _check_tokens(name, row, completion.token_ids, engine.policy_vocab_size)
+        if (length := len(completion.token_ids)) > sampling.max_tokens:
+            raise EngineBug(
+                f"{name} must yield completions of at most max_tokens = {sampling.max_tokens} "
+                f"tokens, got {length} in row {row}. End such a completion there, with the finish "
+                "reason 'length'."
+            )
         yield row, completion
     if missing:
         few = ", ".join(map(str, [*missing][:SHOWN_ROWS])) + ", …" * (len(missing) > SHOWN_ROWS)

@@ -128,6 +128,14 @@ def test_a_token_that_the_policy_has_not_is_shown_with_its_row_and_those_it_has(
         list(sampled(engine))
 
 
+def test_a_completion_that_goes_on_after_max_tokens_is_refused():
+    longest = Sampling().max_tokens
+    assert len(list(sampled(Mine([(row, completion([1] * longest)) for row in range(4)])))) == 4
+    what = "must yield completions of at most max_tokens = 256 tokens, got 257 in row 0"
+    with pytest.raises(EngineBug, match=NAME + what):
+        list(sampled(Mine([(0, completion([1] * (longest + 1)))])))
+
+
 def test_every_token_of_the_policy_passes_whatever_the_kind_of_its_number():
     ids = (0, np.int64(5), torch.tensor(6), tiny_policy().model.config.vocab_size - 1)
     engine = Mine([(row, completion(ids)) for row in range(4)])
