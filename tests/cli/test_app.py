@@ -526,6 +526,9 @@ def test_a_run_whose_code_is_missing_here_says_where_it_was_started(here, capsys
     assert "No module named 'project_rewards'" in error
     command = error.partition("go on with: ")[2]
     assert command == f"cd '{project}' && lit-grpo fit run --trainer.max_steps=3"
+    Path("more.yaml").write_text("{}")
+    assert main(["fit", "../my project/run", "--config", "more.yaml"]) == 2
+    assert f"--config {elsewhere}/more.yaml" in capsys.readouterr().err
     monkeypatch.chdir(project)
     assert main(shlex.split(command)[4:]) == 0
     assert steps_in(project / "run") == ["0", "1", "2"]
