@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
 from measured_steps import measure_memory
+from needs import needs_deepspeed
 
 from lit_grpo.cli.estimate.memory import SAMPLING
 
@@ -63,12 +62,11 @@ SHARDED = {
 @pytest.fixture(scope="module")
 def of_a_rank() -> dict[str, dict]:
     """What a rank was measured to need under each strategy, beside the plan."""
-    if find_spec("deepspeed") is None:
-        pytest.skip("needs pip install 'lit-grpo[deepspeed]'")
     found = measure_memory(*({"ranks": 2, "steps": 2, **FEW, **one} for one in SHARDED.values()))
     return dict(zip(SHARDED, found, strict=True))
 
 
+@needs_deepspeed
 @pytest.mark.parametrize("name", SHARDED)
 def test_peaks_of_a_rank_are_within_15_percent(name, of_a_rank):
     found, measured = of_a_rank[name], of_a_rank[name]["measured"]
