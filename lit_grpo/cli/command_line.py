@@ -11,7 +11,7 @@ import os
 import shlex
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -147,6 +147,7 @@ class CommandLine(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         refuse_other_items(parser, self._invocation)
+        cast(Parser, parser).unseeded = tuple({"model", "data"} - self._invocation.seeded)
         try:
             self.config = parser.parse_args(args)
             refuse_bad_seed(self.config.seed_everything)

@@ -57,11 +57,6 @@ def reworded(message: str) -> str:
     if devices := re.match(r"`Trainer\(devices=(.+)\)` value is not a valid input", message):
         rule = "auto, or the number of devices from 1 on"
         return str(setting_error("trainer.devices", rule, devices[1].strip("'")))
-    interval = re.search(r"`val_check_interval` \((.+)\) must be .* batches \((.+)\)\.", message)
-    if interval:
-        rule, why = f"at most {interval[2]}", "the steps of an epoch"
-        error = setting_error("trainer.val_check_interval", rule, interval[1], why)
-        return f"{error} To count steps across epochs, set trainer.check_val_every_n_epoch to null."
     if message.startswith("No API key configured"):
         return (
             "wandb needs a login, and there is none. Run `wandb login`, set WANDB_API_KEY, or set "

@@ -35,7 +35,7 @@ ADVICE = {
     Outcome.OUT_OF_TOKENS: "Raise max_completion_tokens of its judge",
     Outcome.BUDGET_SPENT: "Raise limits.max_cost_usd of its judge",
     Outcome.PARSE_ERROR: "Compare its prompt with its replies",
-    Outcome.ABSTAIN: "Check why it declines to score them, unless that is intended",
+    Outcome.ABSTAIN: "It returned None: check whether a return is missing, unless that is intended",
     Outcome.NOT_SAMPLED: "Check the rollout engine's log",
     Outcome.TRUNCATED: "Raise its max_tokens, or lower model.sampling.max_tokens",
 }

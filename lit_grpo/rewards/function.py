@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, cast
 
@@ -274,6 +275,10 @@ def as_reward(reward: Reward | Callable[..., Any], key: str = "each of model.rew
         instead = ""
         if isinstance(reward, str):
             instead = " Give an object of the class, or FunctionReward('my_reward.py:function')."
+        elif isinstance(reward, list | tuple | Real):
+            instead = " Give the function itself, without calling it."
+        elif hasattr(reward, "score"):
+            instead = f" Let {type(reward).__name__} subclass lit_grpo.Reward."
         raise UserError(f"{rule}, got {reward!r}.{instead}")
     if getattr(reward, "__name__", "") == "<lambda>":
         raise UserError(

@@ -53,9 +53,9 @@ class RankLauncher(_SubprocessScriptLauncher):
         """Start the ranks that no other program starts, watch them, and call the function."""
         self.cluster_environment.validate_settings(self.num_processes, self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
-            _check_has_file()
             if trainer is not None and trainer.state.fn == TrainerFn.FITTING:
                 _check_shares(args, self.num_processes * self.num_nodes)
+            _check_has_file()
             os.environ[PARENT_VARIABLE] = str(os.getpid())
             self._call_children_scripts()
             del os.environ[PARENT_VARIABLE]  # what this process starts later is not a rank

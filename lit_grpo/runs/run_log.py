@@ -22,6 +22,7 @@ from lit_grpo.runs.launcher import crashed_rank, watch_ranks
 from lit_grpo.runs.shutdown.resume_hint import RESUME_CALL, how_to_resume
 from lit_grpo.runs.shutdown.signals import leave_on_signal
 from lit_grpo.runs.shutdown.time_limit import requeue_if_asked
+from lit_grpo.runs.trainer_settings import as_wrong_interval
 from lit_grpo.stopping import for_this_run, get_stop_reason, how_it_ended, warnings_at_end
 from lit_grpo.types import RankCrashed, RankLost
 from lit_grpo.types.errors import as_rank_lost
@@ -79,7 +80,11 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
         if (reason := get_stop_reason(trainer)) is not None:  # which the error would hide
             rank_zero_only(log.error)("The run was about to end: %s", reason.message)
         log_exception(run_log)
-        reworded = _as_lost(error, trainer) or as_unknown_monitor(error, trainer)
+        reworded = (
+            _as_lost(error, trainer)
+            or as_unknown_monitor(error, trainer)
+            or as_wrong_interval(error)
+        )
         if reworded is not None:
             if resume_with == RESUME_CALL:
                 reworded = type(reworded)(for_this_run(trainer, str(reworded)))

@@ -133,6 +133,17 @@ def refusing_notebooks(settings: Mapping[str, Any]) -> Iterator[None]:
         ) from None
 
 
+def as_wrong_interval(error: BaseException) -> UserError | None:
+    """Return Lightning's error about an interval that is longer than an epoch as a user's."""
+    found = re.search(r"`val_check_interval` \((.+)\) must be .* batches \((.+)\)\.", str(error))
+    if found is None:
+        return None
+    rule, why = f"at most {found[2]}", "the steps of an epoch"
+    reworded = setting_error("trainer.val_check_interval", rule, found[1], why)
+    advice = "To count steps across epochs, set trainer.check_val_every_n_epoch to null."
+    return UserError(f"{reworded} {advice}")
+
+
 def refuse_durations(max_time: object) -> None:
     """Check the form of a time limit; Lightning would not name its key.
 

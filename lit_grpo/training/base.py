@@ -82,7 +82,7 @@ class PolicyModule(L.LightningModule):
                 "model.optimizer",
                 "a function that makes an optimizer of parameters, such as "
                 "functools.partial(torch.optim.AdamW, lr=1e-5)",
-                repr(optimizer),
+                shown(optimizer),
             )
         self.make_optimizer = optimizer
         self.lr_schedule = lr_schedule
@@ -134,7 +134,9 @@ class PolicyModule(L.LightningModule):
         return None if tags is None else Reasoning(*tags, self.tokenizer)
 
     def configure_model(self) -> None:
-        rank_zero_only(log.info)("loading the model %s", self.policy.path or "with random weights")
+        if self.policy.model is None:
+            source = self.policy.path or "with random weights"
+            rank_zero_only(log.info)("loading the model %s", source)
         seed_everything(self.seed)  # random initial weights must be the same on all ranks
         self.load_models()
         check_completions_fit(max_positions(self.policy.model.config), self.sampling)

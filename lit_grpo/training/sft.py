@@ -20,6 +20,7 @@ from lit_grpo.diagnostics.step_log import step_number
 from lit_grpo.distributed.gradients import steps_of
 from lit_grpo.policy import Policy
 from lit_grpo.policy.chat_template import SET_EOS, end_of_turn
+from lit_grpo.policy.files.loading import max_positions
 from lit_grpo.policy.logprobs import completion_statistics
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.stopping import stop_run
@@ -44,6 +45,8 @@ MAX_SKIPPED_STEPS = 5
 """Optimizer steps in a row without a finite gradient after which a warm-up ends."""
 SHOWN_CHARACTERS = 80
 """How much of a target is logged."""
+END_TOKENS = 64
+"""More than a target has beside the bytes of its text: its end, and the marks of reasoning."""
 
 
 @checks_keywords
@@ -104,6 +107,38 @@ class SFTModule(EvaluatedModule):
             self.target(prompt)
             if not has_end:
                 self.end_token(prompt)
+
+    def check_start(self) -> None:
+        super().check_start()
+        loader: TrainingLoader = self.trainer.train_dataloader  # type: ignore[assignment]
+        self.check_targets_fit(max_positions(self.policy.model.config), loader.some_prompts())
+
+    def check_targets_fit(self, positions: int | None, prompts: Sequence[Prompt]) -> None:
+        """Check that the model has positions for each prompt with the text that is imitated.
+
+        Args:
+            positions: Most tokens of both together; None for no limit.
+
+        Raises:
+            UserError: it has too few.
+        """
+        if positions is None:
+            return
+        lengths = {
+            one.id: (len(one.token_ids), len(self.target_ids(one)))
+            for one in prompts  # of which few need to be tokenized: a token is a byte or more
+            if len(one.token_ids) + len(self.target(one).encode()) + END_TOKENS > positions
+        }
+        too_long = {id: pair for id, pair in lengths.items() if sum(pair) > positions}
+        if too_long:
+            worst = max(too_long, key=lambda id: sum(too_long[id]))
+            prompt, target = too_long[worst]
+            raise UserError(
+                f"a prompt and its target must fit into the model's {positions} positions "
+                f"together, got {len(too_long)} of {len(prompts)} rows that do not: {worst} has "
+                f"{prompt} + {target} tokens. Drop or shorten these rows, or take a model with "
+                "more positions."
+            )
 
     def on_train_batch_start(self, batch: Sequence[Prompt], batch_idx: int) -> None:
         if not self._has_logged:

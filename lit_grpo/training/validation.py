@@ -18,10 +18,12 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.data import TrainingLoader
 from lit_grpo.distributed.ranks import any_failure
+from lit_grpo.policy.files.loading import max_positions
 from lit_grpo.policy.files.vocabulary import check_prompt_tokens
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.stopping import ExitCode, get_stop_reason, mark_unfinished_validation, stop_run
 from lit_grpo.training.checks.compatibility import (
+    check_prompts_fit,
     log_if_endless,
     log_if_none_held_out,
     refuse_averages,
@@ -76,6 +78,7 @@ class EvaluatedModule(ResumableModule):
             check_monitors(self, self.evaluation, prompts)
             self._warn_of_unasked(has_validation=bool(prompts))
         if val_loader:
+            check_prompts_fit(max_positions(self.policy.model.config), self.sampling, prompts)
             self.evaluation.check(prompts)
             refuse_averages(self.trainer, self.engine)
         self._log_changes()

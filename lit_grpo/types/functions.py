@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from zlib import crc32
 from lit_grpo.types.plain import bare_name, is_plain, plain_value
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
 MAX_SHOWN_CHARACTERS = 200
 
 
@@ -107,6 +109,17 @@ def unfit_signature(
     taken = zip(signature.parameters, arguments, strict=False)
     is_swapped = any(name != argument and name in arguments for name, argument in taken)
     return signature if is_swapped else None
+
+
+def users_line(error: BaseException) -> str:
+    """Return the last line of the user's own that raised an error: `` (my_rewards.py, line 3)``.
+
+    Empty if no code is the user's: it is that of a package.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((PACKAGE, *_LIBRARIES, "<frozen")):
+            return f" ({Path(frame.filename).name}, line {frame.lineno})"
+    return ""
 
 
 def users_traceback(error: BaseException) -> str:

@@ -160,7 +160,7 @@ def test_the_names_of_the_accuracies_are_known_before_an_evaluation():
         (
             {"accuracy": [MathReward(only_sources=["a"]), MathReward(only_sources=["b"])]},
             r"^model\.evaluation\.accuracy must have unique names, got math more than once .*Set "
-            r"name in the init_args of one\.$",
+            r"name in the init_args of one; in Python, ",
         ),
         ({"accuracy": "math"}, r"^model\.evaluation\.accuracy must be .*, got 'math'"),
         ({"accuracy": lambda completions: [1.0]}, r"^model\.evaluation\.accuracy must have a name"),

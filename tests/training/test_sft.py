@@ -132,6 +132,21 @@ def test_a_row_without_a_target_is_refused_with_its_id(column):
         module.target(prompt(id="bare", answer=None))
 
 
+def test_a_target_without_positions_is_refused_before_anything_is_trained():
+    architecture = LLAMA | {"max_position_embeddings": 20}
+    module = SFTModule(Policy(architecture=architecture), sampling=Sampling(max_tokens=4))
+    fits, too_long = prompt("ab", id="a", answer="c" * 17), prompt("abc", id="b", answer="c" * 17)
+    make_trainer().fit(module, PromptLoader([fits], 1))
+    message = (
+        r"the model's 20 positions together, got 1 of 2 rows that do not: b has 3 \+ 18 tokens"
+    )
+    with pytest.raises(UserError, match=message):
+        make_trainer().fit(
+            SFTModule(Policy(architecture=architecture), sampling=Sampling(max_tokens=4)),
+            PromptLoader([fits, too_long], 1),
+        )
+
+
 def test_all_rows_are_looked_at_before_anything_is_trained():
     module, rows = make_module(), [*PROMPTS, prompt(id="bare", answer=None)]
     with pytest.raises(ValueError, match="prompt bare has no gold answer"):

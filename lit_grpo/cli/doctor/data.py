@@ -14,7 +14,7 @@ from lit_grpo.cli.doctor.findings import Finding, ok, remark
 from lit_grpo.data import PromptDataModule
 from lit_grpo.policy.files.vocabulary import check_prompt_tokens
 from lit_grpo.rewards import FunctionReward, JudgedReward, Reward
-from lit_grpo.training import Evaluation
+from lit_grpo.training import Evaluation, SFTModule
 from lit_grpo.training.checks.compatibility import check_prompts_fit
 from lit_grpo.types import Prompt
 
@@ -83,6 +83,8 @@ def check_lengths(run: BuiltRun) -> Iterator[Finding]:
     outline: Any = run.outline.get()
     check_prompt_tokens(outline.config, prompts)
     positions, completion_tokens = run.positions, run.completion_tokens
+    if isinstance(run.module, SFTModule):
+        run.module.check_targets_fit(positions, prompts)
     if not prompts or positions is None or completion_tokens >= positions:
         return
     if run.grpo:

@@ -7,6 +7,7 @@ directory. Keys are not checked, and interpolations are not resolved here.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ from lit_grpo.types.spelling import did_you_mean
 NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|-inf", re.IGNORECASE)
 """Argparse takes one with an exponent for an option, unless a = stands before it."""
 
+FREE_FORM = ("architecture", "chat_template_kwargs", "columns", "env", "flags", "where")
+"""Keys of mappings with names of the user's or of another library: the parser replaces these."""
+
 REWARDS = "model.rewards"
 """The key of a list of objects that may also be written as paths of functions."""
 
@@ -61,6 +65,8 @@ class Invocation:
     """Whether ``model`` is given by ``class_path``, not by the keys of the built-in class."""
     has_rewards: bool
     """Whether ``model`` has rewards, which only GRPO has."""
+    seeded: frozenset[str]
+    """``model`` and ``data``, where a seed of theirs is set."""
     is_sft: bool
     """Whether ``model`` has ``target_column``, which only `SFTModule` takes."""
 
@@ -96,8 +102,20 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
         has_model_class=any(_names_class(config.get("model")) for config in configs)
         or any(re.match(r"--model(\.class_path)?(=|$)", argument) for argument in others),
         has_rewards=any(_has_key(config.get("model"), "rewards") for config in configs),
+        seeded=frozenset(
+            section for section in ("model", "data") if _sets_seed(section, configs, others)
+        ),
         is_sft=any(_has_key(config.get("model"), "target_column") for config in configs),
     )
+
+
+def _sets_seed(
+    section: str, configs: Sequence[Mapping[str, Any]], arguments: Sequence[str]
+) -> bool:
+    """Return whether a file or an argument sets the seed of a section."""
+    option = re.compile(rf"--{section}\.(init_args\.)?seed(=|$)")
+    is_in_file = any(value_at(config, section, "seed") is not None for config in configs)
+    return is_in_file or any(map(option.match, arguments))
 
 
 def _without_architecture(
@@ -143,6 +161,7 @@ def _replacing_lists(
     """
     arguments: list[str] = []
     with_objects: set[str] = set()
+    mappings: dict[str, dict[str, Any]] = {}
 
     def add(value: Any, argument: str) -> None:
         for key, items in lists_in(value):
@@ -154,6 +173,7 @@ def _replacing_lists(
 
     for path, config in configs:
         add(config, f"--config={path}")
+        arguments += _merging(config, mappings)
     for argument, following in zip(others, [*others, ""][1:], strict=True):
         key, has_value, value = argument.removeprefix("--").partition("=")
         given = {key: value_of(value if has_value else following)}
@@ -161,6 +181,42 @@ def _replacing_lists(
         refuse_beside(given, "", "the command line")
         add(given, argument)
     return tuple(arguments)
+
+
+def _merging(config: Mapping[str, Any], earlier: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield the arguments that merge a file's mappings with those of the files before it.
+
+    Args:
+        earlier: Key without ``init_args`` -> what the files so far say; the file's is added.
+    """
+    for key, value in _free_mappings(config):
+        name = key.replace(".init_args", "")
+        before = earlier.get(name, {})
+        if value is None or before.get("model_type", "") != value.get("model_type", "") != "":
+            before = {}  # removed, or another architecture
+        earlier[name] = whole = _merged(before, value or {})
+        if whole != (value or {}):
+            text = yaml.safe_dump(whole, default_flow_style=True, sort_keys=False, width=math.inf)
+            yield f"--{key}={text.strip()}"
+
+
+def _free_mappings(node: Mapping[str, Any], key: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in node.items():
+        inner = f"{key}.{name}" if key else str(name)
+        if name in FREE_FORM and (value is None or isinstance(value, dict)):
+            yield inner, value
+        elif isinstance(value, dict):
+            yield from _free_mappings(value, inner)
+
+
+def _merged(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge mappings key by key; other values are replaced."""
+    both = {
+        name: _merged(before[name], value)
+        for name, value in after.items()
+        if isinstance(value, dict) and isinstance(before.get(name), dict)
+    }
+    return {**before, **after, **both}
 
 
 def lists_in(value: Any, key: str = "") -> Iterator[tuple[str, list[Any]]]:

@@ -27,6 +27,9 @@ class HelpFormatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
 class Parser(StrictParser, LightningArgumentParser):
     """Report errors in one line; parsers of nested classes hand theirs to the outer one."""
 
+    unseeded: tuple[str, ...] = ()
+    """Sections of which no file or argument sets the seed."""
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         line = explain(self, message, ex)
         if self.exit_on_error:
@@ -35,7 +38,7 @@ class Parser(StrictParser, LightningArgumentParser):
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the arguments say, with the home directory in place of ``~``."""
-        return expand_home(super().parse_args(*args, **kwargs))
+        return self._seeded(expand_home(super().parse_args(*args, **kwargs)))
 
     def validate(self, namespace: Any, skip_unset: bool = True, **kwargs: Any) -> None:
         """Check every value, also what jsonargparse lets pass: null, and a value for a section."""
@@ -59,6 +62,15 @@ class Parser(StrictParser, LightningArgumentParser):
 
         --print_config dumps before anything else can apply them.
         """
-        cfg = cfg.clone()
+        cfg = self._seeded(cfg.clone())
         override(cfg)
         return str(super().dump(cfg, **kwargs))
+
+    def _seeded(self, cfg: Any) -> Any:
+        """Let ``seed_everything`` be the seed of sections that have none of their own."""
+        seed = cfg.get("seed_everything")
+        keys = [f"{one}{inner}.seed" for one in self.unseeded for inner in ("", ".init_args")]
+        for key in keys if type(seed) is int else ():
+            if key in cfg:
+                cfg[key] = seed
+        return cfg

@@ -277,6 +277,11 @@ def _check_source(what: str, source: str, patterns: Sequence[str], key: str) -> 
         return
     found = ", ".join(sorted(path.name for path in directory.iterdir())[:10]) or "nothing"
     fix = of_run or f"Set {key} to a directory that save_pretrained wrote or to a hub id."
+    if what == "tokenizer" and not of_run and (directory / "config.json").exists():
+        fix = (
+            "Save that of the model there, too (tokenizer.save_pretrained), or set "
+            "model.policy.tokenizer to a directory or hub id that has it."
+        )
     raise UserError(
         f"no {what} could be loaded from {source!r}: the directory must have a {what}'s files, "
         f"such as {patterns[0]}, got one with {found}. {fix}"

@@ -15,9 +15,10 @@ from numbers import Real
 from pathlib import Path
 
 from lit_grpo.types import Outcome, Score
-from lit_grpo.types.functions import defined_at, users_traceback
+from lit_grpo.types.functions import defined_at, users_line, users_traceback
 
 MAX_DETAIL_CHARACTERS = 500
+MAX_PLACE_CHARACTERS = 100
 MAX_BUG_CHARACTERS = 4000
 
 PROGRAMMING_ERRORS = (
@@ -90,6 +91,8 @@ def failed_scores(error: BaseException, count: int, seconds: float) -> tuple[Sco
     outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     bug = users_traceback(error) if _is_bug(error) else ""
+    if not bug:  # it counts as an outage, and may be a mistake all the same
+        text = f"{text[: MAX_DETAIL_CHARACTERS - MAX_PLACE_CHARACTERS]}{users_line(error)}"
     return _no_scores(text, count, seconds, outcome, bug=bug)
 
 

@@ -60,7 +60,8 @@ class RewardSuite:
         if repeated := {name for name in names if names.count(name) > 1}:
             raise UserError(
                 f"{key} must have unique names, got {', '.join(sorted(repeated))} more than "
-                "once (they name the metrics). Set name in the init_args of one."
+                "once (they name the metrics). Set name in the init_args of one; in Python, give "
+                "FunctionReward(function, name=...) for a function."
             )
         if not any(reward.weight for reward in self.rewards):
             raise UserError(

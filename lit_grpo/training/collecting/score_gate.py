@@ -110,7 +110,7 @@ class ScoreGate:
             if pause is None:
                 why = f"too many scores are missing: {status}"
                 self._abandon(rollouts, f"Stopped because {why} {NOT_TRAINED} {status.advice}")
-            when = f"in {pause:.0f} s" if pause else "now"
+            when = f"in {pause:.0f} s" if pause >= 1 else "now"
             rank_zero_only(log.warning)(
                 "Too many scores are missing to train on this step: %s Retrying %s.", status, when
             )

@@ -117,7 +117,7 @@ def test_prompts_to_which_a_reward_does_not_apply_lack_no_score(kinds, share, ca
         assert "ended as abstain" not in shown["probe"]
         assert "could not be scored" not in shown["probe"]
     else:
-        why = f"{share} ended as abstain. Check why it declines to score them, unless that is"
+        why = f"{share} ended as abstain. It returned None: check whether a return is missing"
         assert why in shown["probe"]
 
 

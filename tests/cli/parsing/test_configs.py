@@ -294,3 +294,69 @@ def test_such_a_space_inside_a_text_is_kept(tmp_path):
     write(tmp_path, my=f"a: '{WIDE}x'\nb: |\n  {WIDE}y\nc: 5{WIDE}km\n")
     (config,) = read_invocation(["--config=my.yaml"]).configs
     assert config == {"a": f"{WIDE}x", "b": f"{WIDE}y\n", "c": f"5{WIDE}km"}
+
+
+FIRST = """
+model:
+  policy: {architecture: {model_type: llama, hidden_size: 32, rope_parameters: {rope_theta: 9}}}
+data: {class_path: PromptData, init_args: {train: t.jsonl, where: {src: a}, columns: {answer: x}}}
+"""
+
+
+@pytest.fixture
+def of_files(printed_config):
+    """The config that several files amount to."""
+
+    def read(*texts: str, arguments=()) -> dict:
+        names = [f"{number}.yaml" for number in range(len(texts))]
+        for name, text in zip(names, texts, strict=True):
+            Path(name).write_text(text)
+        return printed_config(*(f"--config={name}" for name in names), *arguments)
+
+    return read
+
+
+def test_mappings_of_files_are_merged_key_by_key(of_files):
+    second = """
+model: {policy: {architecture: {num_hidden_layers: 2, rope_parameters: {rope_type: default}}}}
+data: {init_args: {where: {level: [1, 3]}, columns: {answer: y}}}
+"""
+    config = of_files(FIRST, second)
+    assert config["model"]["policy"]["init_args"]["architecture"] == {
+        "model_type": "llama",
+        "hidden_size": 32,
+        "rope_parameters": {"rope_theta": 9, "rope_type": "default"},
+        "num_hidden_layers": 2,
+    }
+    assert config["data"]["init_args"]["where"] == {"src": "a", "level": [1, 3]}
+    assert config["data"]["init_args"]["columns"] == {"answer": "y"}
+    third = "data: {init_args: {where: {src: b}}}"
+    config = of_files(FIRST, second, third, arguments=["--data.where.level=2"])
+    assert config["data"]["init_args"]["where"] == {"src": "b", "level": 2}
+
+
+def test_another_architecture_and_null_replace_a_mapping(of_files):
+    other = """
+model: {policy: {architecture: {model_type: gpt2, n_embd: 32}}}
+data: {init_args: {where: null}}
+"""
+    config = of_files(FIRST, other, "data: {init_args: {where: {level: 1}}}")
+    assert config["model"]["policy"]["init_args"]["architecture"] == {
+        "model_type": "gpt2",
+        "n_embd": 32,
+    }
+    assert config["data"]["init_args"]["where"] == {"level": 1}
+
+
+def test_seed_everything_is_the_seed_of_what_has_none_of_its_own(of_files):
+    def seeds(*texts: str, arguments=()) -> tuple:
+        config = of_files(*texts, arguments=arguments)
+        both = config["model"]["seed"], config["data"]["init_args"]["seed"]
+        return config["seed_everything"], *both
+
+    assert seeds(FIRST) == (0, 0, 0)
+    assert seeds(FIRST, arguments=["--seed_everything=3"]) == (3, 3, 3)
+    assert seeds(FIRST, "seed_everything: 4") == (4, 4, 4)
+    assert seeds(FIRST, "model: {seed: 0}", arguments=["--seed_everything=3"]) == (3, 0, 3)
+    assert seeds(FIRST, arguments=["--seed_everything=3", "--data.seed", "5"]) == (3, 3, 5)
+    assert seeds(FIRST, "model: {seed: '${seed_everything}'}") == (0, 0, 0)

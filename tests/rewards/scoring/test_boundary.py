@@ -139,3 +139,16 @@ def raised_in(filename: str) -> str:
 )
 def test_a_bug_shows_the_file_it_stands_in(filename, shown):
     assert f'{shown}", line 2, in score' in raised_in(filename)
+
+
+def test_what_counts_as_an_outage_names_the_line_of_the_user():
+    def score():
+        raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError) as caught:
+        score()
+    (one,) = failed_scores(caught.value, 1, 0.5)
+    line = score.__code__.co_firstlineno + 1
+    assert one.detail == f"RuntimeError: shapes differ (test_boundary.py, line {line})"
+    (of_a_library,) = failed_scores(RuntimeError("no frames"), 1, 0.5)
+    assert of_a_library.detail == "RuntimeError: no frames"

@@ -58,7 +58,8 @@ def expected_line() -> str:
     assert 0 < num_failed < num_rows
     return (
         f"Reward 'flaky' failed on {num_failed} of {num_rows} rows ({num_failed / num_rows:.1%}), "
-        f"most often ({num_failed}) with error: ConnectionError: the sandbox is full. Read more: "
+        f"most often ({num_failed}) with error: ConnectionError: the sandbox is full "
+        "(flaky_rewards.py, line 10). Read more: "
         "the columns outcome/flaky and detail/flaky of run/completions."
     )
 
