@@ -205,7 +205,7 @@ def _free_mappings(node: Mapping[str, Any], key: str = "") -> Iterator[tuple[str
         inner = f"{key}.{name}" if key else str(name)
         if name in FREE_FORM and (value is None or isinstance(value, dict)):
             yield inner, value
-        elif isinstance(value, dict):
+        elif isinstance(value, dict) and name != "sources":  # of a mixture, replaced as a whole
             yield from _free_mappings(value, inner)
 
 

@@ -348,6 +348,17 @@ data: {init_args: {where: null}}
     assert config["data"]["init_args"]["where"] == {"level": 1}
 
 
+def test_the_sources_of_a_mixture_are_replaced_with_their_filters(of_files):
+    source = "{{class_path: MixtureSource, init_args: {{data: {}}}}}"
+    data = "{{class_path: PromptData, init_args: {{train: t.jsonl, where: {{{}: 1}}}}}}"
+    mixture = "data: {{class_path: MixtureData, init_args: {{sources: {{a: {}}}}}}}"
+    files = [mixture.format(source.format(data.format(name))) for name in ("x", "y")]
+    config = of_files("model: {policy: {path: p}}", *files)
+    (only,) = config["data"]["init_args"]["sources"].values()
+    assert "'y': 1" in str(only)
+    assert "'x': 1" not in str(only)
+
+
 def test_seed_everything_is_the_seed_of_what_has_none_of_its_own(of_files):
     def seeds(*texts: str, arguments=()) -> tuple:
         config = of_files(*texts, arguments=arguments)
