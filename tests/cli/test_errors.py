@@ -413,7 +413,7 @@ FILES = {
     "{model: {policy: }}": "model.policy: required, but not set.",
     "{model: {sampling: }}": (
         "model.sampling: expected keys under it (temperature, top_p, top_k, max_tokens, …), got "
-        "nothing. Remove it for the defaults."
+        "nothing. Indent them by two spaces more, or remove it for the defaults."
     ),
     "{model: {sampling: 5}}": (
         "model.sampling: expected keys under it (temperature, top_p, top_k, max_tokens, …), got 5."

@@ -42,7 +42,10 @@ def no_section(parser: Any, key: str, match: re.Match[str]) -> str:
     if match["value"] == "None" and key == "data":
         return f"{not_set(key)} Give --config FILE, with a section such as {DATA_EXAMPLE}."
     if match["value"] == "None":
-        return f"{key}: expected keys under it ({few}), got nothing. Remove it for the defaults."
+        return (
+            f"{key}: expected keys under it ({few}), got nothing. Indent them by two spaces more, "
+            "or remove it for the defaults."
+        )
     is_coef = "coef" in known and re.fullmatch(r"[\d.e-]+", match["value"])
     hint = f" Set {key}.coef to it." if is_coef else suggest_value(key, match["value"])
     return f"{key}: expected keys under it ({few}), got {match['value']}.{hint}"
