@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -95,7 +94,7 @@ def _check_has_file() -> None:
         UserError: it came from standard input or from ``python -c``.
     """
     is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
-    if not is_module and not Path(sys.argv[0]).exists():
+    if not is_module and sys.argv[0] in ("", "-", "-c"):
         raise UserError(
             "a training on several devices needs a program in a file, since it is started once for "
             f"each device, got one without (python {sys.argv[0]}). Save it in a file, or set "
