@@ -14,8 +14,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lit_grpo.types import UserError
 
 _RUN_DIR, _HAS_TRAINED = "_lit_grpo_run_dir", "_lit_grpo_has_trained"
-"""Attributes of a callback, logger or reward: the run that it belongs to, and whether that has
-begun."""
+"""Attributes of a callback or logger: the run that it belongs to, and whether that has begun. A
+reward has the first once it has taken part in a step."""
 
 
 def keep_apart(given: Iterable[Callback | Logger], run_dir: Path) -> None:

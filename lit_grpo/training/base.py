@@ -203,22 +203,19 @@ class PolicyModule(L.LightningModule):
         """
         try:
             optimizer = self.make_optimizer(parameters)
-            if not isinstance(optimizer, Optimizer):
-                raise setting_error(
-                    "model.optimizer",
-                    "a function that returns an optimizer of torch",
-                    f"one that returns {shown(optimizer)}",
-                    "" if optimizer is not None else "its return is missing?",
-                )
-            optimizer = choose_fused(optimizer)
-        except UserError:
-            raise
         except (TypeError, ValueError) as error:
             hint = "; are all of its settings numbers?" if isinstance(error, TypeError) else ""
             raise UserError(
                 f"optimizer must be one that can be made ({error}{hint}). Set model.optimizer."
             ) from error
-        return use_plain_numbers(optimizer)
+        if not isinstance(optimizer, Optimizer):
+            raise setting_error(
+                "model.optimizer",
+                "a function that returns an optimizer of torch",
+                f"one that returns {shown(optimizer)}",
+                "" if optimizer is not None else "its return is missing?",
+            )
+        return use_plain_numbers(choose_fused(optimizer))
 
     def num_optimizer_steps(self) -> int:
         """Return the optimizer steps of the whole run, for the schedule.
