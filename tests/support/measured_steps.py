@@ -134,7 +134,7 @@ def setup_of(case: dict[str, Any], device: Device | None = None) -> Setup:
     device = device or measure_cpu(sizes_of(outline), step.num_rows)
     return make_setup(
         outline,
-        module.make_optimizer,
+        module.build_optimizer,
         step,
         Cluster(device=device, per_node=ranks),
         strategy=case.get("strategy", "auto"),

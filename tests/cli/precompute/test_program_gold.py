@@ -135,7 +135,7 @@ def test_a_verifier_of_the_user_decides_by_its_own_values(cache, here, monkeypat
     ]
     checks = check(rows, cache, "even_reward.EvenReward")
     assert checks.failures == {
-        "error: RuntimeError: no such letter": ["sums:2"],
+        "error: RuntimeError: no such letter (even_reward.py, line 9)": ["sums:2"],
         "right and wrong answers get the same value": ["sums:3"],
     }
     cache.refresh()

@@ -153,7 +153,7 @@ def test_a_reward_that_fails_now_has_no_value_and_is_counted(capsys):
     shown, error = capsys.readouterr()
     assert error.startswith(
         "error: a reward failed on every completion: 100% of the scores of reward 'low' ended as "
-        "error, for instance: RuntimeError: the sandbox is gone."
+        "error, for instance: RuntimeError: the sandbox is gone (rescored_rewards.py, line 14)."
     )
     assert "sandbox" not in shown
     assert cells(shown, "low")[2:] == ["–", "100.0%"]

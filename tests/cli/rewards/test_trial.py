@@ -176,8 +176,8 @@ def test_a_reward_that_fails_on_every_completion_is_one_line_and_exit_code_1(cap
     shown = capsys.readouterr()
     assert shown.err.splitlines()[-1] == (
         "error: a reward failed on every completion: 100% of the scores of reward 'broken' ended "
-        "as error, for instance: RuntimeError: the sandbox is gone. Fix the exception, or check "
-        "its service and credentials."
+        "as error, for instance: RuntimeError: the sandbox is gone (trial_rewards.py, line 16). "
+        "Fix the exception, or check its service and credentials."
     )
     assert shown.out.splitlines()[-1] == "Completions: runs/base/rewards.parquet"
     assert cells(shown.out, "broken")[3:5] == ["error", "100%"]

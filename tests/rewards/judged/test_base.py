@@ -106,7 +106,7 @@ def test_a_start_without_its_cache_leaves_nothing_open(server, started, tmp_path
 
 def test_a_reward_must_be_started(server):
     reward = JudgeReward(server.judge())
-    with pytest.raises(RuntimeError, match=r"call start\(\)"):
+    with pytest.raises(RuntimeError, match=r"call its start\(\) first"):
         reward.examiner  # noqa: B018
     assert not reward.observe().totals
     assert reward.state_dict() == {}
