@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from lit_grpo.cli.app import import_plugins
 from lit_grpo.cli.command_line import CommandLine
-from lit_grpo.cli.parsing.configs import read_invocation
+from lit_grpo.cli.parsing.invocation import read_invocation
 from lit_grpo.objective import (
     AdvantageConfig,
     CovarianceTerm,

@@ -28,8 +28,8 @@ from lit_grpo.cli.errors import (
 )
 from lit_grpo.cli.help import print_all_keys
 from lit_grpo.cli.parsing.config_changes import describe_other_holdout
-from lit_grpo.cli.parsing.configs import read_invocation
 from lit_grpo.cli.parsing.environment import log_overridden
+from lit_grpo.cli.parsing.invocation import read_invocation
 from lit_grpo.cli.rewards.commands import run_reward_command
 from lit_grpo.cli.run_dir import choose_run_dir, where_started, with_run
 from lit_grpo.data.module import PromptDataModule, Split

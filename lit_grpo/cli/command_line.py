@@ -38,8 +38,8 @@ from lit_grpo.cli.parsing.config_changes import (
     refuse_changes,
     refuse_seed_alone,
 )
-from lit_grpo.cli.parsing.configs import Invocation
 from lit_grpo.cli.parsing.environment import override
+from lit_grpo.cli.parsing.invocation import Invocation
 from lit_grpo.cli.parsing.list_items import refuse_other_items
 from lit_grpo.cli.parsing.parser import HelpFormatter, Parser
 from lit_grpo.cli.parsing.parser_errors import explain_interpolation

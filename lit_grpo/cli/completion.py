@@ -19,7 +19,7 @@ from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.commands import ARGUMENTS, COMMANDS, WITHOUT_CONFIG, bundled_configs
 from lit_grpo.cli.errors import print_error
 from lit_grpo.cli.options import OPTIONS
-from lit_grpo.cli.parsing.configs import read_invocation
+from lit_grpo.cli.parsing.invocation import read_invocation
 from lit_grpo.cli.parsing.type_hints import class_names
 from lit_grpo.runs.run_log import silence_chatter
 from lit_grpo.stopping import ExitCode

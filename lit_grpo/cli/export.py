@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_grpo.cli.output_paths import check_writable
-from lit_grpo.cli.parsing.configs import read_config
+from lit_grpo.cli.parsing.config_files import read_config
 from lit_grpo.cli.parsing.parser import Parser
 from lit_grpo.policy import Policy
 from lit_grpo.runs.export import load_alone, refuse_files, write_model

@@ -20,7 +20,7 @@ from lit_grpo.runs.tables import open_console
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-    from lit_grpo.cli.parsing.configs import Invocation
+    from lit_grpo.cli.parsing.invocation import Invocation
 
 
 def print_help(command: str) -> None:

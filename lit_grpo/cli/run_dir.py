@@ -12,7 +12,7 @@ from pathlib import Path
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from lit_grpo.cli.commands import RESUMING, TRAINING
-from lit_grpo.cli.parsing.configs import Invocation, last_value
+from lit_grpo.cli.parsing.invocation import Invocation, last_value
 from lit_grpo.runs.checkpoints.files import last_checkpoint
 from lit_grpo.runs.checkpoints.resume import BEST, run_of
 from lit_grpo.runs.files.config import similar_run

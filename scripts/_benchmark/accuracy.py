@@ -27,7 +27,7 @@ def compare_accuracy(start: Path | None) -> Iterator[Result]:
     Args:
         start: A warmed-up model; None runs the quickstart's warm-up.
     """
-    from lit_grpo.cli.parsing.configs import find_config, read_config
+    from lit_grpo.cli.parsing.config_files import find_config, read_config
 
     with TemporaryDirectory() as name:
         directory = Path(name)

@@ -63,7 +63,7 @@ def compare_client_on(
 
 def launch_on_cpu(python: Path) -> Any:
     """Return the servers of the bundled config for a CPU, with a longer context."""
-    from lit_grpo.cli.parsing.configs import find_config, read_config
+    from lit_grpo.cli.parsing.config_files import find_config, read_config
     from lit_grpo.rollout import Launch
 
     engine = read_config(find_config("engines/vllm_server_cpu"))["model"]["engine"]["init_args"]

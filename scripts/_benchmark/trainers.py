@@ -39,7 +39,7 @@ def lit_grpo(timer: StepTimer, task: LitTask) -> None:
 
     from lit_grpo.cli.app import execute, import_plugins
     from lit_grpo.cli.command_line import CommandLine
-    from lit_grpo.cli.parsing.configs import read_invocation
+    from lit_grpo.cli.parsing.invocation import read_invocation
     from lit_grpo.runs.run_log import silence_chatter
 
     class TimeSteps(Callback):

@@ -10,7 +10,7 @@ import yaml
 from cli_base import BASE
 
 from lit_grpo.cli.command_line import CommandLine
-from lit_grpo.cli.parsing.configs import read_invocation
+from lit_grpo.cli.parsing.invocation import read_invocation
 from lit_grpo.runs.files.completions import CompletionsFile
 from lit_grpo.runs.files.metrics import MetricsFile
 from lit_grpo.runs.final_model import FinalModel

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_grpo.cli.parsing.configs import read_invocation
+from lit_grpo.cli.parsing.invocation import read_invocation
 from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE, choose_run_dir, next_run_dir, with_run
 from lit_grpo.types import UserError
 

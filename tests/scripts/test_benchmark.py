@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lit_grpo.cli.parsing.configs import find_config, read_config
+from lit_grpo.cli.parsing.config_files import find_config, read_config
 
 pytest.importorskip("trl")
 accuracy, parts, processes, results, steps, workloads = (

@@ -9,7 +9,7 @@ from pathlib import Path
 from lit_grpo.__main__ import main
 from lit_grpo.cli.built_run import BuiltRun
 from lit_grpo.cli.command_line import CommandLine
-from lit_grpo.cli.parsing.configs import read_invocation
+from lit_grpo.cli.parsing.invocation import read_invocation
 
 FIX = re.compile(
     r"(^|[.:;?] )(Add|Check|Correct|Define|Export|Fill|Fix|Free|Give|Improve|Install|Lower|Map|"

@@ -19,7 +19,7 @@ from lit_grpo.cli.analyze.sample_cache import SampleCache
 from lit_grpo.cli.analyze.scored_rows import HAS_GRADIENT, PASS_RATE
 from lit_grpo.cli.app import run
 from lit_grpo.cli.command_line import CommandLine
-from lit_grpo.cli.parsing.configs import Invocation, read_invocation
+from lit_grpo.cli.parsing.invocation import Invocation, read_invocation
 from lit_grpo.cli.prepare.write import add_columns
 from lit_grpo.cli.rewards.commands import find_prompts, grpo_module, load_policy
 from lit_grpo.cli.rewards.failures import report_failures

@@ -13,7 +13,8 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from lit_grpo.cli.parsing.configs import Invocation, lists_in, value_of
+from lit_grpo.cli.parsing.invocation import Invocation
+from lit_grpo.cli.parsing.merging import lists_in, value_of
 from lit_grpo.cli.parsing.suggestions import keys
 from lit_grpo.cli.parsing.type_hints import classes, type_of
 from lit_grpo.types import UserError

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from lit_grpo.cli.errors import broken_import, one_line
-from lit_grpo.cli.parsing.configs import REWARDS
 from lit_grpo.cli.parsing.foreign_names import suggest_value
+from lit_grpo.cli.parsing.merging import REWARDS
 from lit_grpo.cli.parsing.suggestions import keys, suggest, suggest_key
 from lit_grpo.cli.parsing.type_hints import class_names, literals, takes_function, type_of
 from lit_grpo.cli.parsing.value_errors import (

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import yaml
 from jsonargparse._util import NestedArg
 
-from lit_grpo.cli.parsing.configs import REWARDS
+from lit_grpo.cli.parsing.merging import REWARDS
 from lit_grpo.rewards import Reward
 
 EVALUATION, ACCURACY = "model.evaluation", "accuracy"

@@ -8,7 +8,7 @@ from inspect import signature
 from lightning.pytorch import LightningModule
 
 from lit_grpo.cli.commands import CHECKING, PLANNING, TRAINING
-from lit_grpo.cli.parsing.configs import Invocation
+from lit_grpo.cli.parsing.invocation import Invocation
 from lit_grpo.training import GRPOModule, SFTModule
 from lit_grpo.types import UserError
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args
 from jsonargparse import ArgumentError
 
 from lit_grpo.cli.commands import BUNDLED, RECIPES
-from lit_grpo.cli.parsing.configs import read_config
+from lit_grpo.cli.parsing.config_files import read_config
 from lit_grpo.cli.parsing.parser_errors import explain
 from lit_grpo.cli.parsing.strict import StrictParser
 from lit_grpo.data.loading.curriculum import parse_curriculum

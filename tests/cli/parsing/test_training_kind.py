@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from lit_grpo.cli.parsing.configs import Invocation, read_invocation
+from lit_grpo.cli.parsing.invocation import Invocation, read_invocation
 from lit_grpo.cli.parsing.training_kind import choose_model, keys_of_grpo
 from lit_grpo.training import GRPOModule, SFTModule
 from lit_grpo.types import UserError

@@ -6,85 +6,14 @@ import pytest
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.commands import BUNDLED, bundled_configs
-from lit_grpo.cli.parsing.configs import find_config, read_invocation
+from lit_grpo.cli.parsing.config_files import find_config
+from lit_grpo.cli.parsing.invocation import read_invocation
 from lit_grpo.types import UserError
 
 
 def write(directory, **texts):
     for name, text in texts.items():
         (directory / f"{name}.yaml").write_text(text)
-
-
-def test_configs_come_first_and_other_arguments_keep_their_order(tmp_path):
-    write(tmp_path, base="seed_everything: 1", more="seed_everything: 2")
-    arguments = ["--a", "1", "-c", "base.yaml", "--b=2", "--config=more.yaml", "--run_dir", "x"]
-    assert read_invocation(arguments).arguments == (
-        "--config=base.yaml",
-        "--config=more.yaml",
-        "--a",
-        "1",
-        "--b=2",
-        "--run_dir",
-        "x",
-    )
-
-
-def test_a_run_is_named_after_all_its_configs(tmp_path):
-    write(tmp_path, base="a: 1", more="b: 2")
-    assert read_invocation(["--config=base.yaml", "--config=more.yaml"]).name == "base-more"
-    assert read_invocation([]).name == ""
-
-
-def test_run_dir_and_ckpt_path_come_from_the_last_source_that_sets_them(tmp_path):
-    write(tmp_path, base="run_dir: one", more="run_dir: two\nckpt_path: last")
-    files = ["--config=base.yaml", "--config=more.yaml"]
-    assert read_invocation(files).run_dir == "two"
-    assert read_invocation(files).ckpt_path == "last"
-    assert read_invocation([*files, "--run_dir=three", "--ckpt_path", "x.ckpt"]).run_dir == "three"
-    assert (
-        read_invocation([*files, "--run_dir=three", "--ckpt_path", "x.ckpt"]).ckpt_path == "x.ckpt"
-    )
-    assert read_invocation(files[:1]).ckpt_path is None
-
-
-@pytest.mark.parametrize(
-    ("config", "arguments", "expected"),
-    [
-        ("model: {group_size: 8}", ["--model.group_size=4"], False),
-        ("model: {group_size: 8}", ["--model.class_path=my.Module"], True),
-        ("model: {group_size: 8}", ["--model", "my.Module"], True),
-        ("model: {class_path: my.Module}", [], True),
-        ("model: my.Module", [], True),
-    ],
-)
-def test_a_model_class_is_noticed_in_files_and_arguments(config, arguments, expected, tmp_path):
-    write(tmp_path, my=config)
-    assert read_invocation(["--config=my.yaml", *arguments]).has_model_class is expected
-
-
-BUILT = "model: {policy: {architecture: {model_type: llama}}}"
-
-
-@pytest.mark.parametrize(
-    ("config", "arguments", "is_replaced"),
-    [
-        (BUILT, ["--model.policy.path=x"], True),
-        (BUILT, ["--model.policy.path", "x", "--a=1"], True),
-        ("model: {init_args: {policy: {init_args: {architecture: {a: 1}}}}}",
-         ["--model.policy.path=x"], True),
-        (BUILT, [], False),
-        (BUILT, ["--model.policy.path=null"], False),
-        (BUILT, ["--model.policy.path=x", "--model.policy.architecture.model_type=qwen3"], False),
-        ("model: {policy: {path: y}}", ["--model.policy.path=x"], False),
-    ],
-)  # fmt: skip
-def test_a_path_on_the_command_line_replaces_the_architecture_of_a_config(
-    config, arguments, is_replaced, tmp_path
-):
-    write(tmp_path, my=config)
-    found = read_invocation(["--config=my.yaml", *arguments]).arguments
-    added = ["--model.policy.architecture=null"] if is_replaced else []
-    assert found == ("--config=my.yaml", *arguments, *added)
 
 
 def test_every_bundled_config_is_found_with_and_without_its_suffix():
@@ -115,11 +44,6 @@ def test_a_directory_in_place_of_a_file_is_said_to_be_one(tmp_path, capsys):
         find_config("mine")
     assert main(["prepare", "--preset", "mine", "--out", "out"]) == 2
     assert "error: mine is a directory, but a recipe is a file" in capsys.readouterr().err
-
-
-def test_two_presets_are_refused():
-    with pytest.raises(ValueError, match="at most one preset, got dapo and gspo"):
-        read_invocation(["--config=presets/dapo", "--config", "presets/gspo"])
 
 
 def test_an_unknown_config_names_the_nearest_and_without_one_lists_all():
@@ -294,80 +218,3 @@ def test_such_a_space_inside_a_text_is_kept(tmp_path):
     write(tmp_path, my=f"a: '{WIDE}x'\nb: |\n  {WIDE}y\nc: 5{WIDE}km\n")
     (config,) = read_invocation(["--config=my.yaml"]).configs
     assert config == {"a": f"{WIDE}x", "b": f"{WIDE}y\n", "c": f"5{WIDE}km"}
-
-
-FIRST = """
-model:
-  policy: {architecture: {model_type: llama, hidden_size: 32, rope_parameters: {rope_theta: 9}}}
-data: {class_path: PromptData, init_args: {train: t.jsonl, where: {src: a}, columns: {answer: x}}}
-"""
-
-
-@pytest.fixture
-def of_files(printed_config):
-    """The config that several files amount to."""
-
-    def read(*texts: str, arguments=()) -> dict:
-        names = [f"{number}.yaml" for number in range(len(texts))]
-        for name, text in zip(names, texts, strict=True):
-            Path(name).write_text(text)
-        return printed_config(*(f"--config={name}" for name in names), *arguments)
-
-    return read
-
-
-def test_mappings_of_files_are_merged_key_by_key(of_files):
-    second = """
-model: {policy: {architecture: {num_hidden_layers: 2, rope_parameters: {rope_type: default}}}}
-data: {init_args: {where: {level: [1, 3]}, columns: {answer: y}}}
-"""
-    config = of_files(FIRST, second)
-    assert config["model"]["policy"]["init_args"]["architecture"] == {
-        "model_type": "llama",
-        "hidden_size": 32,
-        "rope_parameters": {"rope_theta": 9, "rope_type": "default"},
-        "num_hidden_layers": 2,
-    }
-    assert config["data"]["init_args"]["where"] == {"src": "a", "level": [1, 3]}
-    assert config["data"]["init_args"]["columns"] == {"answer": "y"}
-    third = "data: {init_args: {where: {src: b}}}"
-    config = of_files(FIRST, second, third, arguments=["--data.where.level=2"])
-    assert config["data"]["init_args"]["where"] == {"src": "b", "level": 2}
-
-
-def test_another_architecture_and_null_replace_a_mapping(of_files):
-    other = """
-model: {policy: {architecture: {model_type: gpt2, n_embd: 32}}}
-data: {init_args: {where: null}}
-"""
-    config = of_files(FIRST, other, "data: {init_args: {where: {level: 1}}}")
-    assert config["model"]["policy"]["init_args"]["architecture"] == {
-        "model_type": "gpt2",
-        "n_embd": 32,
-    }
-    assert config["data"]["init_args"]["where"] == {"level": 1}
-
-
-def test_the_sources_of_a_mixture_are_replaced_with_their_filters(of_files):
-    source = "{{class_path: MixtureSource, init_args: {{data: {}}}}}"
-    data = "{{class_path: PromptData, init_args: {{train: t.jsonl, where: {{{}: 1}}}}}}"
-    mixture = "data: {{class_path: MixtureData, init_args: {{sources: {{a: {}}}}}}}"
-    files = [mixture.format(source.format(data.format(name))) for name in ("x", "y")]
-    config = of_files("model: {policy: {path: p}}", *files)
-    (only,) = config["data"]["init_args"]["sources"].values()
-    assert "'y': 1" in str(only)
-    assert "'x': 1" not in str(only)
-
-
-def test_seed_everything_is_the_seed_of_what_has_none_of_its_own(of_files):
-    def seeds(*texts: str, arguments=()) -> tuple:
-        config = of_files(*texts, arguments=arguments)
-        both = config["model"]["seed"], config["data"]["init_args"]["seed"]
-        return config["seed_everything"], *both
-
-    assert seeds(FIRST) == (0, 0, 0)
-    assert seeds(FIRST, arguments=["--seed_everything=3"]) == (3, 3, 3)
-    assert seeds(FIRST, "seed_everything: 4") == (4, 4, 4)
-    assert seeds(FIRST, "model: {seed: 0}", arguments=["--seed_everything=3"]) == (3, 0, 3)
-    assert seeds(FIRST, arguments=["--seed_everything=3", "--data.seed", "5"]) == (3, 3, 5)
-    assert seeds(FIRST, "model: {seed: '${seed_everything}'}") == (0, 0, 0)
