@@ -36,7 +36,6 @@ from lit_grpo.data.module import PromptDataModule, Split
 from lit_grpo.diagnostics.errors import describe_full_disk
 from lit_grpo.diagnostics.memory import describe_out_of_memory, is_out_of_memory
 from lit_grpo.rollout import EngineFailed
-from lit_grpo.runs.files.events import has_begun
 from lit_grpo.runs.files.log import log_to_terminal
 from lit_grpo.runs.launcher import ends_with_rank_0
 from lit_grpo.runs.run_log import logged_run, silence_chatter
@@ -46,8 +45,6 @@ from lit_grpo.stopping import (
     ExitCode,
     exit_code_of_error,
     get_stop_reason,
-    has_taken_last_step,
-    limit_of_zero,
 )
 from lit_grpo.training.base import PolicyModule
 from lit_grpo.types import Diverged, OutOfMemory, RankCrashed, RankLost, UserCodeFailed, UserError
@@ -159,24 +156,11 @@ def _train(cli: CommandLine) -> int:
                 log.info("changed for this part of the run: %s", change)
         log_overridden(cli.overridden)
         cli.trainer.fit(**cli.fit_arguments)
-        is_left_undone = get_stop_reason(cli.trainer) is None and not has_begun(cli.trainer)
-        if is_left_undone and not limit_of_zero(cli.trainer):
-            _log_no_step_left(cli)
     reason = get_stop_reason(cli.trainer)
     if reason is None:
         _print_next_command(cli.command, run_dir)
     # Lightning kills rank 0 if a rank that it launched fails before rank 0 has ended.
     return ExitCode.DONE if reason is None or process_rank() > 0 else reason.exit_code
-
-
-@rank_zero_only
-def _log_no_step_left(cli: CommandLine) -> None:
-    """Log that a resumed run took no step, and what to set so that it does."""
-    is_early = cli.trainer.should_stop and not has_taken_last_step(cli.trainer)
-    level = logging.WARNING if cli.changes else logging.INFO
-    effect = ", so that no change was applied" if cli.changes else ""
-    remedy = "" if is_early else ": raise trainer.max_steps (or max_epochs) to go on"
-    log.log(level, "no step was left to take%s%s", effect, remedy)
 
 
 @rank_zero_only

@@ -11,6 +11,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
+from lit_grpo.policy import Policy
 from lit_grpo.runs.files.prompt_format import PROMPT_FORMAT, format_of, write_prompt_format
 from lit_grpo.runs.files.space import warn_of_space
 from lit_grpo.runs.report.model_card import write_model_card
@@ -67,7 +68,7 @@ class FinalModel(Callback):
         trainer.strategy.barrier("FinalModel")
 
     @contextmanager
-    def _folder(self, trainer: L.Trainer, policy: Any) -> Iterator[Path]:
+    def _folder(self, trainer: L.Trainer, policy: Policy) -> Iterator[Path]:
         if not trainer.is_global_zero:
             yield self.path
             return

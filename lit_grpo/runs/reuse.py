@@ -67,6 +67,11 @@ def refuse_trained(model: L.LightningModule, given: Iterable[Callback | Logger])
     for one in filter(_keeps_state, given):
         if getattr(one, _HAS_TRAINED, False):
             raise _of_another_run(one, getattr(one, _RUN_DIR))
+    _refuse_rewards(model)
+
+
+def _refuse_rewards(model: L.LightningModule) -> None:
+    """Refuse rewards with the state of another run."""
     for reward in _rewards_with_state(model):
         if (earlier := getattr(reward, _RUN_DIR, None)) is not None:
             kind = type(reward).__name__

@@ -23,7 +23,14 @@ from lit_grpo.runs.shutdown.resume_hint import RESUME_CALL, how_to_resume
 from lit_grpo.runs.shutdown.signals import leave_on_signal
 from lit_grpo.runs.shutdown.time_limit import requeue_if_asked
 from lit_grpo.runs.trainer_settings import as_wrong_interval
-from lit_grpo.stopping import for_this_run, get_stop_reason, how_it_ended, warnings_at_end
+from lit_grpo.stopping import (
+    for_this_run,
+    get_stop_reason,
+    has_taken_last_step,
+    how_it_ended,
+    limit_of_zero,
+    warnings_at_end,
+)
 from lit_grpo.types import RankCrashed, RankLost
 from lit_grpo.types.errors import as_rank_lost
 from lit_grpo.types.paths import shown_path
@@ -71,6 +78,7 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
     try:
         _warn_of_nesting(run_dir)
         yield
+        _log_no_step_left(trainer, in_python=resume_with == RESUME_CALL)
         level = logging.WARNING if warnings_at_end(trainer) else logging.INFO
         rank_zero_only(log.log)(level, "%s", how_it_ended(trainer))
         _warn_of_failures(run_dir)
@@ -95,6 +103,20 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
         if may_go_on and (advice := how_to_resume(trainer, run_dir, resume_with)):
             rank_zero_only(log.info)("%s", advice)
         close_run_log(run_log)
+
+
+@rank_zero_only
+def _log_no_step_left(trainer: L.Trainer, *, in_python: bool) -> None:
+    """Log that a resumed run took no step, if so, and what to set so that it does."""
+    if get_stop_reason(trainer) or has_begun(trainer) or limit_of_zero(trainer):
+        return
+    are_changes = bool(getattr(trainer.lightning_module, "changes", ()))
+    level = logging.WARNING if are_changes else logging.INFO
+    effect = ", so that no change was applied" if are_changes else ""
+    is_early = trainer.should_stop and not has_taken_last_step(trainer)
+    key = "max_steps" if in_python else "trainer.max_steps"
+    remedy = "" if is_early else f": raise {key} (or max_epochs) to go on"
+    log.log(level, "no step was left to take%s%s", effect, remedy)
 
 
 @rank_zero_only

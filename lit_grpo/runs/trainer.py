@@ -22,7 +22,6 @@ from lit_grpo.runs.checkpoints.resume import (
     refuse_unfit,
     refuse_used,
 )
-from lit_grpo.runs.files.events import has_begun
 from lit_grpo.runs.reuse import keep_apart, mark_as_trained, refuse_trained
 from lit_grpo.runs.run_callbacks import (
     as_list,
@@ -46,7 +45,6 @@ from lit_grpo.runs.trainer_settings import (
 from lit_grpo.stopping import (
     ExitCode,
     exit_code_of_error,
-    limit_of_zero,
 )
 from lit_grpo.types import (
     StopReason,
@@ -209,8 +207,6 @@ class Trainer(L.Trainer):
             refuse_automatic(self, model)
             with logged_run(self, self.run_dir, RESUME_CALL), keeping_interrupts():
                 super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
-                if self.stop_reason is None and not has_begun(self) and not limit_of_zero(self):
-                    log.info("no step was left to take: raise max_steps (or max_epochs) to go on")
         finally:
             vars(self).update(set_by_stop)  # a stop has set them to 0
             if self.global_step:

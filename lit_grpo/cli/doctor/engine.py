@@ -27,7 +27,7 @@ FITTING = "logprobs_mode {mode} fits the sampling parameters."
 
 def check_engine(run: BuiltRun) -> Iterator[Finding]:
     """Check the engine with the settings of this run."""
-    engine: Any = run.module.engine
+    engine = run.module.engine
     engine.check_processes(run.trainer.world_size, run.trainer.num_nodes)
     if isinstance(engine, HFEngine):
         yield ok(
@@ -50,7 +50,7 @@ def check_engine(run: BuiltRun) -> Iterator[Finding]:
 
 def check_teacher(run: BuiltRun) -> Iterator[Finding]:
     """Check the servers of a teacher."""
-    teacher: Any = run.grpo.teacher if run.grpo else None
+    teacher = run.grpo.teacher if run.grpo else None
     if not isinstance(teacher, VLLMTeacher):
         return
     if run.is_offline:

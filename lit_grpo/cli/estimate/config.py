@@ -15,6 +15,7 @@ from lit_grpo.policy import LocalTeacher
 from lit_grpo.policy.files.loading import outline_model
 from lit_grpo.rewards import FormatReward, LengthReward, MathReward
 from lit_grpo.rollout import HFEngine, VLLMEngine
+from lit_grpo.rollout.server.api import Launch
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.training import GRPOModule
 
@@ -133,7 +134,7 @@ def _sampler(run: BuiltRun, gpus: Collection[str], *, is_bf16: bool) -> Sampler:
 def _served(
     engine: ServedEngine, gpus: Collection[str], default: int, *, has_adapter: bool
 ) -> Sampler:
-    launch: Any = engine.launch
+    launch = engine.launch
     transfer = "nccl" if getattr(engine, "weight_transfer", "disk") == "nccl" else "disk"
     shared: dict[str, Any] = {
         "kind": "servers",
@@ -153,12 +154,11 @@ def _served(
     )
 
 
-def _is_shared(launch: Any, gpus: Collection[str]) -> bool:
+def _is_shared(launch: Launch, gpus: Collection[str]) -> bool:
     """Return whether a launched server may run on one of the trainer's GPUs."""
     used = None if launch.devices is None else ",".join(launch.devices).split(",")
     return used is None or not set(used).isdisjoint(gpus)
 
 
-def _fraction(launch: Any) -> float:
-    fraction: float | None = launch.memory_fraction
-    return SERVER_FRACTION if fraction is None else fraction
+def _fraction(launch: Launch) -> float:
+    return SERVER_FRACTION if launch.memory_fraction is None else launch.memory_fraction

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import lightning as L
+
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.output_paths import check_writable
 from lit_grpo.cli.rewards.judge_check import check_judges
@@ -127,11 +129,12 @@ def find_prompts(cli: CommandLine, ids: Collection[str]) -> dict[str, Prompt]:
     return read_prompts(cli).find(ids)
 
 
-def _prepare_data(cli: CommandLine) -> Any:
+def _prepare_data(cli: CommandLine) -> L.LightningDataModule:
     cli.trainer.strategy.connect(cli.model)  # the data reads the tokenizer of the model
     cli.datamodule.trainer = cli.trainer
     cli.datamodule.prepare_data()
-    return cli.datamodule
+    data: L.LightningDataModule = cli.datamodule
+    return data
 
 
 def load_policy(cli: CommandLine, module: GRPOModule) -> None:
