@@ -100,26 +100,11 @@ class Policy(nn.Module):
         trust_remote_code: bool = False,
         reasoning_tags: tuple[str, str] | None = ("<think>", "</think>"),
     ) -> None:
-        if isinstance(path, nn.Module):
-            raise UserError(
-                f"path must be a directory or an id on the Hub, got a {type(path).__name__} (every "
-                "rank loads the weights itself, and so does a resume). Write the model with "
-                "save_pretrained, and give its directory."
-            )
+        _refuse_model(path)
         check_init("model.policy", Policy, locals())
         super().__init__()
-        if (path is None) == (architecture is None):
-            raise UserError(
-                "a policy needs either a path (weights to start from) or an architecture (random "
-                f"weights), got path={path!r} and architecture={architecture!r}. "
-                "Set one of model.policy.path and model.policy.architecture, and the other, if a "
-                "config sets it, to null."
-            )
-        if not merge_lora and (lora is None or path is None or is_adapter(path)):
-            raise UserError(
-                "merge_lora: false writes only the adapter, so it needs model.policy.lora and a "
-                "model.policy.path that is a full model. Set both, or merge_lora: true."
-            )
+        _check_start(path, architecture)
+        _check_merging(path, lora, merge_lora=merge_lora)
         if reasoning_tags is not None and (len({*reasoning_tags}) != 2 or "" in reasoning_tags):
             rule = "two different texts, or null"
             raise setting_error("model.policy.reasoning_tags", rule, list(reasoning_tags))
@@ -366,3 +351,33 @@ class Policy(nn.Module):
         if len(ends) > 1 or saved.eos_token_id is None:
             saved.eos_token_id = ends
             saved.save_pretrained(directory)
+
+
+def _refuse_model(path: object) -> None:
+    """Refuse a model that is given as a path."""
+    if isinstance(path, nn.Module):
+        raise UserError(
+            f"path must be a directory or an id on the Hub, got a {type(path).__name__} (every "
+            "rank loads the weights itself, and so does a resume). Write the model with "
+            "save_pretrained, and give its directory."
+        )
+
+
+def _check_start(path: str | None, architecture: dict[str, Any] | None) -> None:
+    """Check that the initial weights come from one place."""
+    if (path is None) == (architecture is None):
+        raise UserError(
+            "a policy needs either a path (weights to start from) or an architecture (random "
+            f"weights), got path={path!r} and architecture={architecture!r}. "
+            "Set one of model.policy.path and model.policy.architecture, and the other, if a "
+            "config sets it, to null."
+        )
+
+
+def _check_merging(path: str | None, lora: LoRA | None, *, merge_lora: bool) -> None:
+    """Check that there is a model that an adapter alone can be used with."""
+    if not merge_lora and (lora is None or path is None or is_adapter(path)):
+        raise UserError(
+            "merge_lora: false writes only the adapter, so it needs model.policy.lora and a "
+            "model.policy.path that is a full model. Set both, or merge_lora: true."
+        )
