@@ -67,6 +67,7 @@ from lit_grpo.runs.trainer_settings import (
     refuse_durations,
     refuse_float16,
     refuse_intervals,
+    refuse_root,
 )
 from lit_grpo.training import GRPOModule
 from lit_grpo.types import UserError, check_range, setting_error
@@ -222,9 +223,10 @@ class CommandLine(LightningCLI):
         supported_strategy(given.strategy)
         refuse_float16(given.precision)
         refuse_durations(given.max_time)
+        refuse_root(given.default_root_dir, run_dir)
         refuse_counts(vars(given))
         refuse_intervals(given.val_check_interval, given.check_val_every_n_epoch)
-        kwargs["default_root_dir"] = given.default_root_dir or os.path.abspath(run_dir)  # noqa: PTH100
+        kwargs["default_root_dir"] = os.path.abspath(run_dir)  # noqa: PTH100
         if self.command in (*REWARD_COMMANDS, *WITHOUT_CONFIG):
             return self.trainer_on_one_device()
         if self.command == PLANNING:
@@ -256,7 +258,7 @@ class CommandLine(LightningCLI):
         given = self.config_init.trainer
         trainer: Trainer = super().instantiate_trainer(
             logger=False,
-            default_root_dir=given.default_root_dir or self.config.run_dir,
+            default_root_dir=self.config.run_dir,
             **_one_device(given),
         )
         return trainer

@@ -81,7 +81,9 @@ def as_failure(error: Exception) -> JudgeFailure:
         return _from_status(error)
     if isinstance(error, openai.APIConnectionError):
         cause = error.__cause__ or error
-        return JudgeFailure(Outcome.UNAVAILABLE, f"{error} ({cause!r})", is_transient=True)
+        url = error.request.url.copy_with(userinfo=b"", query=None)
+        detail = f"no connection to {url} ({cause!r}; check that it is the base_url of the judge)"
+        return JudgeFailure(Outcome.UNAVAILABLE, detail, is_transient=True)
     is_unreadable = isinstance(error, openai.APIResponseValidationError | ValueError)
     return JudgeFailure(
         Outcome.PARSE_ERROR if is_unreadable else Outcome.ERROR,

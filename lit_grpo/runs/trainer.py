@@ -40,6 +40,7 @@ from lit_grpo.runs.trainer_settings import (
     refuse_float16,
     refuse_intervals,
     refuse_missing_gpu,
+    refuse_root,
     refusing_notebooks,
 )
 from lit_grpo.stopping import (
@@ -111,6 +112,7 @@ class Trainer(L.Trainer):
         if self.run_dir.is_file():
             raise setting_error("run_dir", "a directory", run_dir, "it is a file")
         self._given: list[Callback | Logger] = [*as_list(callbacks), *as_list(logger)]
+        refuse_root(settings.pop("default_root_dir", None), self.run_dir)
         keep_apart(self._given, self.run_dir)
         loggers = run_loggers(self.run_dir, logger)
         of_run = run_callbacks(

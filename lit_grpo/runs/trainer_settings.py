@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -84,6 +85,19 @@ def check_plugins(key: str, given: Sequence[object], kind: type) -> None:
             error = setting_error(f"trainer.{key}", f"of type {kind.__name__}", repr(one), why)
             raise UserError(f"{error} For example {EXAMPLES[key]}.")
         check_type(f"trainer.{key}", one, kind)
+
+
+def refuse_root(root: object, run_dir: str | Path) -> None:
+    """Refuse a directory beside the run's, where some files of the run would be.
+
+    Raises:
+        UserError: ``default_root_dir`` is not the run's directory.
+    """
+    if root is not None and Path(str(root)).absolute() != Path(run_dir).absolute():
+        raise UserError(
+            f"trainer.default_root_dir must be null, got {root} (all files of a run are in its "
+            "run_dir). Set run_dir."
+        )
 
 
 def refuse_float16(precision: object) -> None:

@@ -88,6 +88,7 @@ def check_type(key: str, value: object, kind: type | tuple[type, ...]) -> None:
         if isinstance(value, type) and issubclass(value, kind):
             raise of_class(key, rule, value)
         is_one_item = list in kinds and (isinstance(value, str) or not isinstance(value, Iterable))
+        is_one_item = is_one_item and value is not None
         fix = "write [...] around it" if is_one_item else as_object(value, kinds)
         raise setting_error(key, rule, shown(value), fix)
 

@@ -256,6 +256,11 @@ ARGUMENTS = {
         "trainer.default_root_dir: cannot interpolate: "
         "Environment variable 'NO_SUCH_NAME' not found"
     ),
+    "--trainer.default_root_dir=elsewhere": (
+        "trainer.default_root_dir must be null, got elsewhere (all files of a run are in its "
+        "run_dir). Set run_dir."
+    ),
+    "--trainer.logger wandb": "got wandb. Did you mean WandbLogger?",
     "--trainer.default_root_dir=${run_dir": (
         "trainer.default_root_dir: cannot interpolate: no viable alternative at input '${run_dir'"
     ),
@@ -301,8 +306,8 @@ FILES = {
         "Set trainer.gradient_clip_val. Clipping: model.update.max_grad_norm."
     ),
     "{run_dir: base.yaml/run}": (
-        "run_dir must be a directory that can be written, got base.yaml/run (Not a directory). "
-        "Set another run_dir, or make this one writable."
+        "run_dir must be a directory that can be written, got base.yaml/run (there is a file in "
+        "its place). Set another run_dir."
     ),
     "{model: {target_column: text}}": (
         "fit needs the config of a GRPO training, and this one has model.target_column, which only "

@@ -235,6 +235,7 @@ def test_a_server_that_cannot_be_reached_is_unavailable():
         judge = Judge(model="m", base_url=url, auth="none", limits=Limits(num_retries=1))
         (failure,), totals = ask_with_totals(judge)
     assert failure.outcome is Outcome.UNAVAILABLE
+    assert f"no connection to {url}/chat/completions (" in str(failure)
     assert totals["judge/calls"] == 2
 
 

@@ -19,6 +19,7 @@ from lit_grpo.runs.trainer_settings import (
     refuse_float16,
     refuse_intervals,
     refuse_missing_gpu,
+    refuse_root,
 )
 from lit_grpo.types import UserError
 
@@ -59,6 +60,14 @@ def test_float16_is_refused(precision):
 @pytest.mark.parametrize("precision", [None, 32, "32-true", "bf16-mixed", "bf16-true"])
 def test_other_precisions_are_for_lightning_to_check(precision):
     refuse_float16(precision)
+
+
+def test_another_root_than_the_directory_of_the_run_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refuse_root(None, "run")
+    refuse_root(tmp_path / "run", "run")
+    with pytest.raises(UserError, match=r"^trainer\.default_root_dir must be null, got other \("):
+        refuse_root("other", "run")
 
 
 @pytest.mark.parametrize("limit", [None, "00:01:00:00", {"hours": 1}, timedelta(hours=1)])

@@ -86,16 +86,25 @@ def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
         shown = f"the key {under[1]} under it"
     if key == "trainer.precision":  # Lightning has others, which `refuse_precision` refuses
         return f"{key}: expected {' or '.join(PRECISIONS)}, got {shown}."
-    hint = suggest_value(key, value) or did_you_mean(value, literals(expected))
     if key == "model.policy" and re.fullmatch(r"[\w./-]+", value):
         return f"{key}: expected keys under it, got {shown}. Set model.policy.path to it."
+    return f"{key}: expected {type_name(expected)}, got {shown}.{_hint(key, expected, value)}"
+
+
+def _hint(key: str, expected: Any, value: str) -> str:
+    """Return how a value of the expected type is written, or which one was meant."""
+    kind, names = type_name(expected), list(class_names(expected))
     if expected is int and re.fullmatch(r"\d+\.0+", value):
-        hint = f" Write {int(float(value))}."
-    if type_name(expected).startswith("list") and re.fullmatch(r"[\w./:-]+", value):
-        names = list(class_names(expected))
+        return f" Write {int(float(value))}."
+    if kind.startswith("dict") and value.startswith("{"):
+        return " Write it in quotes, with a space behind each colon: '{a: b, c: d}'."
+    if kind.startswith("list") and re.fullmatch(r"[\w./:-]+", value):
         meant = "" if value in names else closest(value, names, similarity=0.8)
-        hint = f" Did you mean '[{meant}]'?" if meant else f" A list of one is '[{value}]'."
-    return f"{key}: expected {type_name(expected)}, got {shown}.{hint}"
+        return f" Did you mean '[{meant}]'?" if meant else f" A list of one is '[{value}]'."
+    if hint := suggest_value(key, value) or did_you_mean(value, literals(expected)):
+        return hint
+    longer = [one for one in names if value.isalpha() and one.lower().startswith(value.lower())]
+    return f" Did you mean {longer[0]}?" if longer else ""
 
 
 def other_base(parser: Any, key: str, match: re.Match[str]) -> str:

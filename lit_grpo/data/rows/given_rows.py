@@ -33,6 +33,7 @@ class GivenRows:
         ]
 
 
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
 """The name that pyarrow gives to the numbers of a DataFrame's rows, once some are left out."""
 _RULE = "a .jsonl, .parquet or .csv file, a dataset, a list of these, or rows"
@@ -65,7 +66,9 @@ def as_sources(key: str, given: Any) -> list[Source]:
     if kind == "files or datasets":
         return [os.fspath(one) for one in items]
     for number, row in enumerate(items, start=1):
-        _check_names(row, f"{where}, row {number}")
+        _check_columns(row, f"{where}, row {number}")
+    if not items and key != "train":  # of which there is a message of its own
+        raise setting_error(where, "rows, or null for none", "no rows", "of a filter?")
     return [GivenRows(key, tuple(items))] if items else []
 
 
@@ -93,7 +96,7 @@ def as_rows(owner: str, split: str, given: Any) -> Sequence[Row]:
         if not isinstance(one, Row | Mapping):
             raise UserError(f"{rule}, got a list whose item {number} is {shown(one)}.")
         if isinstance(one, Mapping):
-            _check_names(one, f"row {number} of {what}")
+            _check_columns(one, f"row {number} of {what}")
             one = _row(owner, split, number, one)
         rows.append(one)
     return rows
@@ -103,9 +106,14 @@ def _row(source: str, split: str, number: int, columns: Mapping[str, Any]) -> Ro
     return Row(source=source, number=number, id=f"{split}:{number}", columns=deepcopy(columns))
 
 
-def _check_names(row: Mapping[Any, Any], where: str) -> None:
-    """Check that the columns of a row have texts as names."""
-    for name in row:
+def _check_columns(row: Mapping[Any, Any], where: str) -> None:
+    """Check that the columns of a row have texts as names, and texts that UTF-8 has."""
+    for name, value in row.items():
+        if isinstance(value, str) and not value.isascii() and _HALF_CHARACTER.search(value):
+            raise UserError(
+                f"{where} has half a character in {name!r} (the two of a surrogate pair belong "
+                "together; no file or tokenizer takes one alone). Repair or remove the row."
+            )
         if not isinstance(name, str):
             raise UserError(
                 f"the names of columns must be texts, got {name!r} in {where}. Write "

@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from lit_grpo.policy.chat_template import SET_EOS
+from lit_grpo.policy.files.attention import explained_attention
 from lit_grpo.policy.files.model_types import ABOUT_MODEL_TYPE, explain_loading, explain_model_type
 from lit_grpo.policy.files.vocabulary import check_special_tokens
 from lit_grpo.policy.files.weight_files import check_weight_files
@@ -98,9 +99,10 @@ def load_model(
         return _load_merged(path, dtype=dtype, key=key, **options)
     with _explained_errors("model", path, ("config.json",), key):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, config=_without_dropout(config), dtype=getattr(torch, dtype), **options
-        )
+        with explained_attention(attn_implementation):
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                path, config=_without_dropout(config), dtype=getattr(torch, dtype), **options
+            )
     return model
 
 
@@ -134,9 +136,10 @@ def model_without_weights(
         trust = options["trust_remote_code"]
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
         factory: Any = AutoModelForCausalLM  # transformers does not annotate from_config
-        model: PreTrainedModel = factory.from_config(
-            _without_dropout(config), dtype=getattr(torch, dtype), **options
-        )
+        with explained_attention(options["attn_implementation"]):
+            model: PreTrainedModel = factory.from_config(
+                _without_dropout(config), dtype=getattr(torch, dtype), **options
+            )
     with suppress(OSError):
         model.generation_config = GenerationConfig.from_pretrained(path)
     return model
@@ -170,11 +173,12 @@ def build_model(
     advice = "Remove vocab_size from model.policy.architecture: it follows the tokenizer."
     check_special_tokens(config, tokenizer, advice)
     factory: Any = AutoModelForCausalLM  # transformers does not annotate from_config
-    model: PreTrainedModel = factory.from_config(
-        _without_dropout(config),
-        dtype=getattr(torch, dtype),
-        attn_implementation=attn_implementation,
-    )
+    with explained_attention(attn_implementation):
+        model: PreTrainedModel = factory.from_config(
+            _without_dropout(config),
+            dtype=getattr(torch, dtype),
+            attn_implementation=attn_implementation,
+        )
     return model
 
 

@@ -42,10 +42,10 @@ class MathReward(Reward):
 
     The final answer is in the last ``<answer>`` or ``\boxed{}``, else it follows the last
     ``####``, "the answer is" or ``A:``, else it is the last formula or number, or the whole of a
-    completion of up to three words. A completion that is nothing but its gold answer is right. One
-    without an answer, or with one that cannot be read (in time), is wrong. A comparison of readable
-    answers that exceeds the deadline is a timeout, a lost worker is an error, and neither has a
-    value.
+    completion of up to three words. Operands of a calculation without its result are no answer. A
+    completion that is nothing but its gold answer is right. One without an answer, or with one that
+    cannot be read (in time), is wrong. A comparison of readable answers that exceeds the deadline
+    is a timeout, a lost worker is an error, and neither has a value.
 
     Only the answer after the policy's reasoning is read, unless ``reasoning`` is ``keep``: a
     completion that is cut off in its reasoning has none.

@@ -52,6 +52,11 @@ _ALGEBRA = re.compile(
 )
 """Letters and numbers with operators between them at the end of a text, such as ``3x + 2``."""
 
+_OPERATOR = r"(?:[-+*/×÷·−]|\\(?:cdot|times|div)\b)"
+_OPERATOR_BEFORE = re.compile(rf"\d%? *{_OPERATOR} *$")
+_OPERATOR_AFTER = re.compile(rf"%? *{_OPERATOR} *\d")
+"""What stands beside the operands of a calculation of numbers alone."""
+
 
 def answer_in_lines(text: str) -> Answer | None:
     """Return the formula or the equations for several variables that a text starts with."""
@@ -143,7 +148,7 @@ def _algebra_at_end(line: str) -> Answer | None:
     One of numbers alone, such as ``12 + 22``, is a step of a calculation and not its result.
     """
     found = _ALGEBRA.search(line := clean(line))
-    if found is None or not re.search("[A-Za-z]", found[0]):
+    if found is None or not re.search(r"[A-Za-z]", _COMMAND.sub("", found[0])):
         return None
     is_unit = found[0] != line and not re.search(r"\d|[-+*]|\\", found[0])  # m/s
     return None if is_unit else parse_answer(found[0])
@@ -158,8 +163,16 @@ def _last(text: str) -> Answer | None:
 
 
 def _last_number(text: str) -> Answer | None:
-    for line in reversed(text.splitlines()):
-        *_, number = None, *_NUMBER.finditer(with_plain_fractions(clean(line)))
-        if number:
-            return parse_answer(number[0])
+    """Return the last number of the last line with numbers, operands such as 3 + 4 left out."""
+    for line in map(with_plain_fractions, map(clean, reversed(text.splitlines()))):
+        if numbers := [*_NUMBER.finditer(line)]:
+            *_, last = None, *(one for one in numbers if not _is_operand(one, line))
+            return parse_answer(last[0]) if last else None
     return None
+
+
+def _is_operand(number: re.Match[str], line: str) -> bool:
+    """Return whether a number is part of a calculation, whose result is another one."""
+    before, after = line[: number.start()], line[number.end() :]
+    is_added = number[0].startswith(("-", "+")) and re.search(r"\d%? *$", before)
+    return bool(is_added or _OPERATOR_BEFORE.search(before) or _OPERATOR_AFTER.match(after))

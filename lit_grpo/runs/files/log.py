@@ -38,9 +38,11 @@ def open_run_log(run_dir: str | Path, rank: int = 0) -> logging.Handler:
 
 def not_writable(run_dir: str | Path, error: OSError) -> UserError:
     """Return the error of a run directory that cannot be made or written."""
+    why, fix = error.strerror, "Set another run_dir, or make this one writable."
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        why, fix = "there is a file in its place", "Set another run_dir."
     return UserError(
-        f"run_dir must be a directory that can be written, got {run_dir} ({error.strerror}). "
-        "Set another run_dir, or make this one writable."
+        f"run_dir must be a directory that can be written, got {run_dir} ({why}). {fix}"
     )
 
 

@@ -22,6 +22,7 @@ from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.files.lock import is_locked
 from lit_grpo.runs.report.gaps import Gaps, find_gaps
 from lit_grpo.types import UserError
+from lit_grpo.types.settings import list_some
 
 ACCURACY = "val/accuracy"
 UNSCORED = "val/unscored_fraction"
@@ -175,7 +176,7 @@ def _read_metrics(path: Path, read_up_to: int | None) -> tuple[pd.DataFrame, lis
     file = path / "metrics.csv"
     if not is_run(path):
         inside = sorted(filter(is_run, path.glob("*")))
-        hint = f" Did you mean {' or '.join(map(str, inside))}?" if inside else ""
+        hint = f" Did you mean {list_some([*map(str, inside)], 5)}?" if inside else ""
         raise UserError(
             f"{path} is not the directory of a run: it has no metrics.csv, and nothing else that a "
             f"run writes.{hint}"

@@ -97,3 +97,13 @@ def test_none_in_a_file_is_told_how_null_is_written(here, capsys):
 )
 def test_null_where_a_value_is_needed_is_not_said_to_be_a_text(argument, line, here, capsys):
     assert error_of([argument], here, capsys).startswith(line)
+
+
+def test_a_mapping_without_spaces_is_told_how_one_is_written(here, capsys):
+    data = "data: {class_path: PromptData, init_args: {train: a.jsonl}}"
+    (here / "my.yaml").write_text(data)
+    words = ["--config=my.yaml", "--data.columns", "{prompt:ask,answer:told}"]
+    assert error_of(words, here, capsys) == (
+        "data: PromptData.columns: expected dict[str, str] or null, got {prompt:ask,answer:told}. "
+        "Write it in quotes, with a space behind each colon: '{a: b, c: d}'."
+    )

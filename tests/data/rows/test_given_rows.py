@@ -144,6 +144,18 @@ def test_a_column_whose_name_is_no_text_is_refused_with_its_row():
         as_rows("Mine", "train", [row])
 
 
+def test_no_rows_to_validate_on_are_not_silently_none():
+    for none in ([], pd.DataFrame()):
+        with pytest.raises(UserError, match="data.validation must be rows, or null for none, got"):
+            PromptData(train=[{"prompt": "a", "answer": "b"}], validation=none)
+
+
+def test_half_a_character_is_refused_with_its_row():
+    rows = [{"prompt": "a", "answer": "b"}, {"prompt": "\ud800", "answer": "b"}]
+    with pytest.raises(UserError, match="data.train, row 2 has half a character in 'prompt'"):
+        PromptData(train=rows)
+
+
 def test_what_rows_returns_may_be_dicts_rows_a_table_or_nothing():
     own = Row(source="s", number=9, id="mine", columns=ROWS[1])
     first, second = as_rows("Mine", "train", [ROWS[0], own])

@@ -248,7 +248,7 @@ def test_a_directory_that_does_not_exist_is_named(tmp_path):
 def test_the_parent_of_runs_names_its_runs(tmp_path):
     make_run(tmp_path / "grpo" / "0", GRPO)
     make_run(tmp_path / "grpo" / "1", GRPO)
-    with pytest.raises(ValueError, match=r"Did you mean .*grpo/0 or .*grpo/1\?"):
+    with pytest.raises(ValueError, match=r"Did you mean .*grpo/0, .*grpo/1\?"):
         load_runs([tmp_path / "grpo"])
 
 
