@@ -82,4 +82,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_PACKAGES})
+    return sorted({*__all__, *_PACKAGES, *(one for one in globals() if one.startswith("__"))})

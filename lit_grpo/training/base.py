@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, cast
 import lightning as L
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 from torch.optim import Optimizer
@@ -39,14 +40,14 @@ from lit_grpo.training.checks.strategies import (
 )
 from lit_grpo.training.collecting.generation import close_engine, start_engine
 from lit_grpo.training.evaluation import Evaluation
+from lit_grpo.training.optimizer.building import built_by, check_function
 from lit_grpo.training.optimizer.fused_steps import choose_fused
 from lit_grpo.training.optimizer.learning_rate import scale_learning_rate
 from lit_grpo.training.optimizer.settings import configured_settings, use_plain_numbers
 from lit_grpo.training.seeds import Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.training.waiting import Waiting
-from lit_grpo.types import UserError, check_range, check_type, check_value, setting_error
-from lit_grpo.types.settings import shown
+from lit_grpo.types import UserError, check_range, check_type, check_value
 
 log = logging.getLogger(__name__)
 
@@ -77,13 +78,7 @@ class PolicyModule(L.LightningModule):
         self.sampling = sampling
         self.engine = engine or HFEngine()
         check_type("model.engine", self.engine, RolloutEngine)
-        if not callable(optimizer):
-            raise setting_error(
-                "model.optimizer",
-                "a function that makes an optimizer of parameters, such as "
-                "functools.partial(torch.optim.AdamW, lr=1e-5)",
-                shown(optimizer),
-            )
+        check_function(optimizer)
         self.make_optimizer = optimizer
         self.lr_schedule = lr_schedule
         self.warmup_steps = warmup_steps
@@ -106,6 +101,8 @@ class PolicyModule(L.LightningModule):
 
     needs_reference = False
     refreshes_reference = False
+    samples_in_training: ClassVar[bool] = True
+    """Whether completions are sampled in each step, not only in evaluation."""
     usual_lora_rate: ClassVar[float]
     """Learning rate that LoRA takes for models of 0.5B to 8B."""
 
@@ -139,7 +136,8 @@ class PolicyModule(L.LightningModule):
             rank_zero_only(log.info)("loading the model %s", source)
         seed_everything(self.seed)  # random initial weights must be the same on all ranks
         self.load_models()
-        check_completions_fit(max_positions(self.policy.model.config), self.sampling)
+        if self.samples_in_training or self.trainer.state.fn != TrainerFn.FITTING:
+            check_completions_fit(max_positions(self.policy.model.config), self.sampling)
         start_engine(self.engine, self.policy)
 
     @property
@@ -201,21 +199,7 @@ class PolicyModule(L.LightningModule):
         Raises:
             UserError: it cannot be made.
         """
-        try:
-            optimizer = self.make_optimizer(parameters)
-        except (TypeError, ValueError) as error:
-            hint = "; are all of its settings numbers?" if isinstance(error, TypeError) else ""
-            raise UserError(
-                f"optimizer must be one that can be made ({error}{hint}). Set model.optimizer."
-            ) from error
-        if not isinstance(optimizer, Optimizer):
-            raise setting_error(
-                "model.optimizer",
-                "a function that returns an optimizer of torch",
-                f"one that returns {shown(optimizer)}",
-                "" if optimizer is not None else "its return is missing?",
-            )
-        return use_plain_numbers(choose_fused(optimizer))
+        return use_plain_numbers(choose_fused(built_by(self.make_optimizer, parameters)))
 
     def num_optimizer_steps(self) -> int:
         """Return the optimizer steps of the whole run, for the schedule.

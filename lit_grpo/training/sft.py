@@ -75,6 +75,7 @@ class SFTModule(EvaluatedModule):
         seed: Seed of all random numbers of the run.
     """
 
+    samples_in_training = False
     usual_lora_rate = 2e-4
 
     def __init__(

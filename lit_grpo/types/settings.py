@@ -115,11 +115,16 @@ def as_object(value: object, kinds: Iterable[object]) -> str:
     if isinstance(value, Mapping):
         given = ", ".join(f"{name}={one!r}" for name, one in value.items())
     for kind in kinds:
-        if not isinstance(kind, type) or isabstract(kind):
+        if not isinstance(kind, type) or not kind.__module__.startswith("lit_grpo."):
             continue
-        if kind.__module__.startswith("lit_grpo."):
-            package = ".".join(kind.__module__.split(".")[:2])
+        package = ".".join(kind.__module__.split(".")[:2])
+        if not isabstract(kind):
             return f"write {kind.__name__}({given}), of {package}"
+        subclasses: list[type] = kind.__subclasses__()
+        names = [one.__name__ for one in subclasses]
+        named = [one for one in names if value and str(value).lower() in one.lower()]
+        if named:
+            return f"write {named[0]}(...), of {package}"
     return ""
 
 

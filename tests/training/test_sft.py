@@ -132,6 +132,16 @@ def test_a_row_without_a_target_is_refused_with_its_id(column):
         module.target(prompt(id="bare", answer=None))
 
 
+def test_a_token_limit_beyond_the_positions_matters_only_if_something_is_sampled():
+    small = Policy(architecture=LLAMA | {"max_position_embeddings": 32})
+    fit(SFTModule(small), max_steps=1)
+    trainer, loader = make_trainer(max_steps=1), PromptLoader(PROMPTS, 4)
+    with pytest.raises(UserError, match="32 positions"):
+        trainer.fit(SFTModule(small), loader, loader)
+    with pytest.raises(UserError, match="max_tokens must be below the model's 32 positions"):
+        make_trainer().validate(SFTModule(small), loader)
+
+
 def test_a_target_without_positions_is_refused_before_anything_is_trained():
     architecture = LLAMA | {"max_position_embeddings": 20}
     module = SFTModule(Policy(architecture=architecture), sampling=Sampling(max_tokens=4))

@@ -91,7 +91,8 @@ def test_the_first_of_many_names_are_listed(names, separator, listed):
         ({"max_tokens": 8}, [Sampling], "write Sampling(max_tokens=8), of lit_grpo.rollout"),
         ("x", [NoneType, Objective], "write Objective(...), of lit_grpo.objective"),
         (0.1, [KLTerm], "write KLTerm(...), of lit_grpo.objective"),
-        ("HFEngine", [RolloutEngine], ""),  # abstract
+        ("hf", [RolloutEngine], "write HFEngine(...), of lit_grpo.rollout"),
+        ("xyzzy", [RolloutEngine], ""),  # abstract
         ({"a": 1}, [int, dict], ""),
         ([1], [Sampling], ""),
     ],

@@ -37,7 +37,8 @@ def check_model(run: BuiltRun) -> Iterator[Finding]:
     )
     if policy.path is not None:
         yield from _weight_files(policy.path)
-    check_completions_fit(run.positions, run.module.sampling)
+    if run.module.samples_in_training or run.val_prompts:
+        check_completions_fit(run.positions, run.module.sampling)
     if run.grpo:
         objective = run.grpo.objective
         if warning := check_ends(outline, run.tokenizer.get(), run.grpo.sampling, objective):

@@ -117,7 +117,8 @@ def _refuse_unfit(run: BuiltRun, cluster: Cluster) -> None:
     """
     module, data, ranks = run.module, run.cli.datamodule, cluster.num_ranks
     refuse_automatic(run.trainer, module)
-    check_completions_fit(run.positions, module.sampling)
+    if module.samples_in_training or run.val_prompts:
+        check_completions_fit(run.positions, module.sampling)
     module.engine.check_processes(ranks, cluster.num_nodes)
     check_sizes(data.prompts_per_step, ranks, len(run.prompts) or None, training=True)
     if held_out := len(run.val_prompts):

@@ -1,0 +1,64 @@
+"""Build the optimizer of a config or a program, with errors that name the setting."""
+
+from __future__ import annotations
+
+import re
+from inspect import signature
+
+from lightning.pytorch.cli import OptimizerCallable
+from torch import nn
+from torch.optim import Optimizer
+
+from lit_grpo.types import UserError, setting_error
+from lit_grpo.types.settings import shown
+from lit_grpo.types.spelling import did_you_mean
+
+
+def check_function(make_optimizer: object) -> None:
+    """Check that an optimizer is given as a function of the parameters.
+
+    Raises:
+        UserError: it is something else, such as an optimizer.
+    """
+    if not callable(make_optimizer):
+        raise setting_error(
+            "model.optimizer",
+            "a function that makes an optimizer of parameters, such as "
+            "functools.partial(torch.optim.AdamW, lr=1e-5)",
+            shown(make_optimizer),
+        )
+
+
+def built_by(make_optimizer: OptimizerCallable, parameters: list[nn.Parameter]) -> Optimizer:
+    """Return the optimizer that a function makes of the trained parameters.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    try:
+        optimizer = make_optimizer(parameters)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"optimizer must be one that can be made ({error}{_hint(make_optimizer, error)}). Set "
+            "model.optimizer."
+        ) from error
+    if not isinstance(optimizer, Optimizer):
+        raise setting_error(
+            "model.optimizer",
+            "a function that returns an optimizer of torch",
+            f"one that returns {shown(optimizer)}",
+            "" if optimizer is not None else "its return is missing?",
+        )
+    return optimizer
+
+
+def _hint(make_optimizer: OptimizerCallable, error: Exception) -> str:
+    """Return what may be wrong with the settings of an optimizer that cannot be made."""
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if unknown is None:
+        return "; are all of its settings numbers?" if isinstance(error, TypeError) else ""
+    known = list(signature(getattr(make_optimizer, "func", make_optimizer)).parameters)
+    if "learning" in unknown[1] and "lr" in known:
+        return "; did you mean lr?"
+    hint = did_you_mean(unknown[1], known).strip()
+    return f"; {hint[0].lower()}{hint[1:]}" if hint else ""
