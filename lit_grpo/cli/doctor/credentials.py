@@ -19,7 +19,7 @@ from lit_grpo.cli.errors import reworded
 from lit_grpo.cli.parsing.environment import log_overridden
 from lit_grpo.cli.rewards.judge_check import PASSED, address_of, verdict_on
 from lit_grpo.judge.connection import connect
-from lit_grpo.policy.files.loading import is_hub_id
+from lit_grpo.policy.files.source_checks import is_hub_id
 from lit_grpo.rewards import JudgedReward, ProcessReward, Reward
 from lit_grpo.types import UserError
 

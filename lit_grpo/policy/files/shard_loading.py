@@ -22,9 +22,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from lit_grpo.policy.files.loading import is_hub_id, model_without_weights, outline_model
+from lit_grpo.policy.files.loading import model_without_weights, outline_model
 from lit_grpo.policy.files.partition_loading import load_partitions
 from lit_grpo.policy.files.saved_weights import SavedWeights, find_weights
+from lit_grpo.policy.files.source_checks import is_hub_id
 from lit_grpo.policy.files.weight_files import check_weight_files
 from lit_grpo.policy.lora import LoRA, is_adapter
 from lit_grpo.policy.named_weights import base_weights
