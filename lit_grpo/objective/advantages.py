@@ -49,7 +49,7 @@ class AdvantageConfig:
         discount: null gives all tokens of a completion its advantage. A number gives each token
             one of its own, from the rewards that come at it or after it, discounted by this factor
             per token: see `token_advantages`. 1 does not discount.
-        function: Your own function, by its path, instead of all of the above. It gets a
+        function: Your own function, in a config its path, instead of all of the above. It gets a
             `RewardTable` and returns [B, G] advantages.
 
     Raises:

@@ -1,7 +1,7 @@
 """The settings of the objective: independent choices that compose.
 
-Each choice names a function in a table of this package, or one of yours by its path. Combinations
-that cannot work are refused when the config is read.
+Each choice names a function in a table of this package, or is one of yours, in a config its path.
+Combinations that cannot work are refused when the config is read.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Objective:
     Args:
         surrogate: How ratio and advantage become a loss: PPO's ``clip``, ``cispo`` (MiniMax-M1),
             ``sapo``, ``gmpo``, ``vespo`` or ``dppo``. ``none`` leaves the loss to the other terms,
-            and rewards are only monitored. Or your own function, by its path: of `LossInputs` and
-            this objective it makes [N, C] or [N, 1] losses.
+            and rewards are only monitored. Or your own function, in a config its path: of
+            `LossInputs` and this objective it makes [N, C] or [N, 1] losses.
         ratio: Ratio of the current over the old policy: one per ``token``, or one per
             ``sequence``, the geometric mean of its tokens' ratios (GSPO; TRL:
             importance_sampling_level).
@@ -78,7 +78,7 @@ class Objective:
             per rollout step.
         overlong_filtering: Exclude completions that hit ``max_tokens`` from the loss (TRL:
             mask_truncated_completions).
-        function: Your own function, by its path, instead of the whole loss. From `LossInputs` it
+        function: Your own function, in a config its path, for the whole loss. From `LossInputs` it
             makes a scalar, the share of a micro-batch in the loss of the optimizer step.
 
     Raises:

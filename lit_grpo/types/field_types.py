@@ -86,6 +86,9 @@ def check_value(key: str, value: Any, hint: Any) -> None:
 
 def _as_choice(value: Any, options: tuple[Any, ...]) -> str:
     """Return how to write what an object such as ``torch.bfloat16`` means, if that is allowed."""
+    takes_function = any(get_origin(option) is Callable for option in options)
+    if takes_function and isinstance(value, str) and "." in value:
+        return "in Python pass the function itself, which a config names by its path"
     name = str(value).rpartition(".")[2]
     choices = [
         one for option in options if get_origin(option) is Literal for one in get_args(option)

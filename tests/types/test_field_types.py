@@ -88,6 +88,13 @@ def test_a_value_of_another_type_is_told_what_is_expected(name, value, said):
         check_fields("model.section", Section(**{"inner": Inner(), name: value}))
 
 
+def test_the_path_of_a_function_is_for_configs():
+    with pytest.raises(UserError, match="in Python pass the function itself, which a config"):
+        Objective(surrogate="my_objective.soft_clip")
+    with pytest.raises(UserError, match="in Python pass the function itself, which a config"):
+        AdvantageConfig(function="my_objective.signs")
+
+
 def test_a_single_setting_is_checked_too():
     check_value("model.group_size", 4, int)
     with pytest.raises(UserError, match=r"group_size must be an integer, got 4\.0"):

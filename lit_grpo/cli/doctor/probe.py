@@ -79,16 +79,23 @@ def _signal(trial: Trial, *, can_end: bool) -> Finding:
         f"{fraction:.0%} of the groups, {rewarded}, {truncated:.0%} cut off at "
         f"model.sampling.max_tokens, {empty:.0%} empty."
     )
+    is_cut_off = can_end and truncated >= LIKELY_FRACTION
+    constant = _constant(rollouts)
+    same = f"Reward {constant!r} gives different completions one value." if constant else ""
     if fraction:
-        return ok(text)
+        doubts = [
+            *(["Raise model.sampling.max_tokens, unless that is meant."] if is_cut_off else []),
+            *(["Look at them with lit-grpo rewards."] if empty >= LIKELY_FRACTION else []),
+            *([same] if same else []),
+        ]
+        return remark(" ".join([text, *doubts])) if doubts else ok(text)
     causes = " ".join(no_signal(rollouts, can_end=can_end))
-    if (name := _constant(rollouts)) is not None:
+    if same:
         return failed(
-            f"{text} {causes} Reward {name!r} gives different completions one value.",
+            f"{text} {causes} {same}",
             "Check that it reads the completion, and that its settings and its model fit.",
         )
-    wrong = max(truncated if can_end else 0.0, empty)
-    is_broken = wrong >= LIKELY_FRACTION or bool(failed_everywhere(rollouts))
+    is_broken = is_cut_off or empty >= LIKELY_FRACTION or bool(failed_everywhere(rollouts))
     return (refused if is_broken else remark)(f"{text} {causes}")
 
 

@@ -24,6 +24,8 @@ from lit_grpo.types.paths import at_home
 from lit_grpo.types.settings import list_some
 from lit_grpo.types.spelling import did_you_mean
 
+DATA_SUFFIXES = {".jsonl", ".csv", ".parquet"}
+
 
 def find_config(name: str) -> Path:
     """Return the file with that name, else the bundled config; ``.yaml`` may be left out."""
@@ -61,6 +63,10 @@ def read_config(path: Path) -> dict[str, Any]:
         UserError: the file is not a YAML mapping, has a key twice or without what belongs under
             it, or interpolates a secret.
     """
+    if path.suffix in DATA_SUFFIXES:
+        raise UserError(
+            f"{path}: a config must be a YAML file, got a file of data. Set data.train to it."
+        )
     try:
         text = path.read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=yaml.SafeLoader)

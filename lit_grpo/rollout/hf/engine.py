@@ -43,6 +43,7 @@ class HFEngine(RolloutEngine):
             why="it is the number of completions sampled together",
         )
         self.max_concurrent = max_concurrent
+        self.policy: SampledPolicy | None = None
         self._num_unfinished_tokens = 0
 
     @property
@@ -70,24 +71,43 @@ class HFEngine(RolloutEngine):
         )
         longest_first = sorted(range(len(prompts)), key=lambda i: -len(prompts[i].token_ids))
         wave_size = max(1, self.max_concurrent // group_size)
-        with evaluation_mode(self.policy.model):
+        policy = self._loaded()
+        with evaluation_mode(policy.model):
             for start in range(0, len(prompts), wave_size):
                 wave = longest_first[start : start + wave_size]
                 rows = [i * group_size + j for i in wave for j in range(group_size)]
                 ids = [prompts[i].token_ids for i in wave]
                 try:
-                    for finished in self._sample(ids, group_size, sampling, noise[rows]):
+                    for finished in self._sample(policy, ids, group_size, sampling, noise[rows]):
                         for n, completion in finished:
                             yield rows[n], completion
                 finally:
                     torch.clear_autocast_cache()  # before the weights change
 
+    def _loaded(self) -> SampledPolicy:
+        """Return the policy that samples.
+
+        Raises:
+            RuntimeError: it is not there, or has no weights.
+        """
+        if self.policy is None or self.policy.model is None:
+            raise RuntimeError(
+                "HFEngine has no weights to sample with: call policy.load(with_reference=False) "
+                "and engine.load_weights(policy, 0) first"
+            )
+        return self.policy
+
     @torch.no_grad()
     def _sample(
-        self, prompt_ids: list[tuple[int, ...]], group_size: int, sampling: Sampling, noise: Tensor
+        self,
+        policy: SampledPolicy,
+        prompt_ids: list[tuple[int, ...]],
+        group_size: int,
+        sampling: Sampling,
+        noise: Tensor,
     ) -> Iterator[list[tuple[int, Completion]]]:
         """Sample one wave of prompts; yield (row of the wave, completion) of rows that finish."""
-        model, tokenizer = self.policy.model, self.policy.tokenizer
+        model, tokenizer = policy.model, policy.tokenizer
         ids, mask = pad(prompt_ids, tokenizer.pad_token_id or 0, torch.long, left=True)
         saved_tokens = ids.numel() * (group_size - 1)
         shares_prompts = saved_tokens >= shared_prompts.MIN_SAVED_TOKENS
@@ -101,7 +121,7 @@ class HFEngine(RolloutEngine):
             shares_prompts=shares_prompts,
             prepares_masks=can_prepare_masks(model),
         )
-        stops = _Stops(self.policy, sampling, batch.logits.device)
+        stops = _Stops(policy, sampling, batch.logits.device)
         for step in range(sampling.max_tokens):
             self.leave_if_asked()
             logits = batch.logits.float()

@@ -36,6 +36,16 @@ def test_a_value_that_depends_on_no_completion_is_failed(capsys):
     assert "mean reward 0.25" in shown["probe"]
 
 
+def test_completions_that_are_cut_off_are_remarked_also_if_their_rewards_differ(capsys):
+    rare = "--model.sampling.stop_token_ids=[64]"
+    reward = rewarded("small_runs.ShareOfLowBytes")
+    words = ["--probe", reward, rare, "--model.sampling.max_tokens=3", "--model.group_size=4"]
+    exit_code, shown = doctor(capsys, *words)
+    assert exit_code == 0
+    assert "the rewards differ in 100% of the groups" in shown["probe"]
+    assert re.search(r"remark probe .*Raise model.sampling.max_tokens, unless", shown["probe"])
+
+
 class Broken(Reward):
     """Read a column that there is not."""
 

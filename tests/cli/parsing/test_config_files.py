@@ -6,7 +6,7 @@ import pytest
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.commands import BUNDLED, bundled_configs
-from lit_grpo.cli.parsing.config_files import find_config
+from lit_grpo.cli.parsing.config_files import find_config, read_config
 from lit_grpo.cli.parsing.invocation import read_invocation
 from lit_grpo.types import UserError
 
@@ -138,6 +138,13 @@ def test_a_file_in_another_encoding_is_named_with_its_line(encoding, tmp_path, m
     assert capsys.readouterr().err == (
         "error: my.yaml, line 1: not UTF-8. Save the file as UTF-8.\n"
     )
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
+def test_data_as_a_config_is_told_its_key(name, tmp_path):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError, match=f"{name}: .*got a file of data. Set data.train to it"):
+        read_config(Path(name))
 
 
 def test_anchors_and_merged_mappings_are_no_repetition(tmp_path):

@@ -6,7 +6,7 @@ import torch
 from chat_models import IM_END, turn_ending_policy
 from tiny import LLAMA, prompt, tiny_policy, train_batch
 
-from lit_grpo.policy import LoRA
+from lit_grpo.policy import LoRA, Policy
 from lit_grpo.policy.logprobs import completion_statistics
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.rollout import engine as engine_interface
@@ -24,6 +24,14 @@ def generate(policy, sampling=PLAIN, *, prompts=PROMPTS, group_size=4, seed=0, m
     rows = dict(engine.generate(prompts, group_size, sampling, seed=seed))
     assert sorted(rows) == list(range(len(prompts) * group_size))
     return [rows[n] for n in sorted(rows)]
+
+
+def test_an_engine_without_weights_says_what_to_call():
+    engine, policy = HFEngine(), Policy(architecture=LLAMA)
+    for load in (lambda: None, lambda: engine.load_weights(policy, 0)):
+        load()
+        with pytest.raises(RuntimeError, match=r"call policy.load\(with_reference=False\) and"):
+            dict(engine.generate(PROMPTS, 1, PLAIN, seed=0))
 
 
 @pytest.fixture(scope="module")
