@@ -43,6 +43,7 @@ from lit_grpo.objective import (
     SamplerCorrection,
 )
 from lit_grpo.objective.aggregations import AGGREGATIONS
+from lit_grpo.objective.inputs import LossInputs
 from lit_grpo.policy import LocalTeacher, LoRA, Policy
 from lit_grpo.rewards import JudgedReward, Reward
 from lit_grpo.rewards.judged.alignment import Alignment
@@ -60,7 +61,7 @@ from lit_grpo.rollout import (
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.runs.trainer_settings import TRAINER_DEFAULTS
 from lit_grpo.training import Evaluation, GRPOModule, OutagePolicy, SFTModule, UpdateConfig
-from lit_grpo.types import Outcome
+from lit_grpo.types import Outcome, RewardTable
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -608,6 +609,14 @@ def test_the_stages_of_a_step_are_documented(grpo_run):
             logged.setdefault(match[1], set()).update(re.findall(r"  (\w+) [-\d.n]", match[2]))
     del logged["total"]
     assert rows == logged
+
+
+@pytest.mark.parametrize("kind", [LossInputs, RewardTable])
+def test_the_fields_that_own_objectives_get_are_documented(kind):
+    guide = (ROOT / "docs/guides/objective.md").read_text()
+    table = guide.partition(f"| field of `{kind.__name__}`")[2].partition("\n\n")[0]
+    names = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert names == [one.name for one in dataclasses.fields(kind)]
 
 
 def test_the_examples_of_rows_are_among_those_that_the_script_writes(workplace):
