@@ -136,7 +136,8 @@ class PolicyModule(L.LightningModule):
             rank_zero_only(log.info)("loading the model %s", source)
         seed_everything(self.seed)  # random initial weights must be the same on all ranks
         self.load_models()
-        if self.samples_in_training or self.trainer.state.fn != TrainerFn.FITTING:
+        trains = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+        if self.samples_in_training or not trains:
             check_completions_fit(max_positions(self.policy.model.config), self.sampling)
         start_engine(self.engine, self.policy)
 
