@@ -48,7 +48,8 @@ def test_runs_are_numbered_upwards_and_gaps_are_not_filled(tmp_path):
 def test_runs_that_cannot_be_made_are_named_with_the_setting(here):
     (here / "runs").touch()
     with pytest.raises(
-        ValueError, match=r"run_dir must be .* got runs/base \(there is a file.* Set another run_dir"
+        ValueError,
+        match=r"run_dir must be .* got runs/base \(there is a file.* Set another run_dir",
     ):
         chosen("fit")
 
