@@ -80,20 +80,27 @@ def check_value(key: str, value: Any, hint: Any) -> None:
         kinds = tuple(one for one in options if isinstance(one, type))
         if isinstance(value, type) and issubclass(value, kinds):
             raise of_class(key, rule, value)
-        how = _as_choice(value, options) or as_object(value, options)
+        how = (
+            _as_function(value, options) or _as_choice(value, options) or as_object(value, options)
+        )
         raise setting_error(key, rule, shown(value), how)
 
 
 def _as_choice(value: Any, options: tuple[Any, ...]) -> str:
     """Return how to write what an object such as ``torch.bfloat16`` means, if that is allowed."""
-    takes_function = any(get_origin(option) is Callable for option in options)
-    if takes_function and isinstance(value, str) and "." in value:
-        return "in Python pass the function itself, which a config names by its path"
     name = str(value).rpartition(".")[2]
     choices = [
         one for option in options if get_origin(option) is Literal for one in get_args(option)
     ]
     return f"write {name!r}" if not isinstance(value, str) and name in choices else ""
+
+
+def _as_function(value: Any, options: tuple[Any, ...]) -> str:
+    """Return what to pass in place of the path of a function, if one is allowed."""
+    is_allowed = any(get_origin(option) is Callable for option in options)
+    if is_allowed and isinstance(value, str) and "." in value:
+        return "in Python pass the function itself, which a config names by its path"
+    return ""
 
 
 @cache

@@ -87,9 +87,8 @@ def check_type(key: str, value: object, kind: type | tuple[type, ...]) -> None:
         rule = f"of type {' or '.join(one.__name__ for one in kinds)}"
         if isinstance(value, type) and issubclass(value, kind):
             raise of_class(key, rule, value)
-        is_one_item = list in kinds and (isinstance(value, str) or not isinstance(value, Iterable))
-        is_one_item = is_one_item and value is not None
-        fix = "write [...] around it" if is_one_item else as_object(value, kinds)
+        is_item = isinstance(value, str) or not isinstance(value, Iterable | None)
+        fix = "write [...] around it" if list in kinds and is_item else as_object(value, kinds)
         raise setting_error(key, rule, shown(value), fix)
 
 
@@ -121,10 +120,9 @@ def as_object(value: object, kinds: Iterable[object]) -> str:
         if not isabstract(kind):
             return f"write {kind.__name__}({given}), of {package}"
         subclasses: list[type] = kind.__subclasses__()
-        names = [one.__name__ for one in subclasses]
-        named = [one for one in names if value and str(value).lower() in one.lower()]
-        if named:
-            return f"write {named[0]}(...), of {package}"
+        for name in (one.__name__ for one in subclasses):
+            if value and str(value).lower() in name.lower():
+                return f"write {name}(...), of {package}"
     return ""
 
 

@@ -79,15 +79,13 @@ def _signal(trial: Trial, *, can_end: bool) -> Finding:
         f"{fraction:.0%} of the groups, {rewarded}, {truncated:.0%} cut off at "
         f"model.sampling.max_tokens, {empty:.0%} empty."
     )
-    is_cut_off = can_end and truncated >= LIKELY_FRACTION
+    is_cut_off, is_empty = can_end and truncated >= LIKELY_FRACTION, empty >= LIKELY_FRACTION
     constant = _constant(rollouts)
     same = f"Reward {constant!r} gives different completions one value." if constant else ""
     if fraction:
-        doubts = [
-            *(["Raise model.sampling.max_tokens, unless that is meant."] if is_cut_off else []),
-            *(["Look at them with lit-grpo rewards."] if empty >= LIKELY_FRACTION else []),
-            *([same] if same else []),
-        ]
+        length = "Raise model.sampling.max_tokens, unless that is meant." if is_cut_off else ""
+        nothing = "Look at them with lit-grpo rewards." if is_empty else ""
+        doubts = [one for one in (length, nothing, same) if one]
         return remark(" ".join([text, *doubts])) if doubts else ok(text)
     causes = " ".join(no_signal(rollouts, can_end=can_end))
     if same:
@@ -95,7 +93,7 @@ def _signal(trial: Trial, *, can_end: bool) -> Finding:
             f"{text} {causes} {same}",
             "Check that it reads the completion, and that its settings and its model fit.",
         )
-    is_broken = is_cut_off or empty >= LIKELY_FRACTION or bool(failed_everywhere(rollouts))
+    is_broken = is_cut_off or is_empty or bool(failed_everywhere(rollouts))
     return (refused if is_broken else remark)(f"{text} {causes}")
 
 

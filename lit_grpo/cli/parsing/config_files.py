@@ -19,12 +19,11 @@ from lit_grpo.cli.parsing.config_checks import (
     refuse_secrets,
 )
 from lit_grpo.cli.parsing.object_checks import refuse_beside, refuse_other_forms
+from lit_grpo.data.rows.files import READERS
 from lit_grpo.types import UserError
 from lit_grpo.types.paths import at_home
 from lit_grpo.types.settings import list_some
 from lit_grpo.types.spelling import did_you_mean
-
-DATA_SUFFIXES = {".jsonl", ".csv", ".parquet"}
 
 
 def find_config(name: str) -> Path:
@@ -63,7 +62,7 @@ def read_config(path: Path) -> dict[str, Any]:
         UserError: the file is not a YAML mapping, has a key twice or without what belongs under
             it, or interpolates a secret.
     """
-    if path.suffix in DATA_SUFFIXES:
+    if path.suffix in READERS:
         raise UserError(
             f"{path}: a config must be a YAML file, got a file of data. Set data.train to it."
         )

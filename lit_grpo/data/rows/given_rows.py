@@ -12,6 +12,7 @@ from typing import Any
 from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import UserError, setting_error
 from lit_grpo.types.settings import shown
+from lit_grpo.types.text import encodable
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,6 @@ class GivenRows:
         ]
 
 
-_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
 """The name that pyarrow gives to the numbers of a DataFrame's rows, once some are left out."""
 _RULE = "a .jsonl, .parquet or .csv file, a dataset, a list of these, or rows"
@@ -109,7 +109,7 @@ def _row(source: str, split: str, number: int, columns: Mapping[str, Any]) -> Ro
 def _check_columns(row: Mapping[Any, Any], where: str) -> None:
     """Check that the columns of a row have texts as names, and texts that UTF-8 has."""
     for name, value in row.items():
-        if isinstance(value, str) and not value.isascii() and _HALF_CHARACTER.search(value):
+        if isinstance(value, str) and encodable(value) != value:
             raise UserError(
                 f"{where} has half a character in {name!r} (the two of a surrogate pair belong "
                 "together; no file or tokenizer takes one alone). Repair or remove the row."

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from lit_grpo.types import UserError, setting_error
 from lit_grpo.types.settings import shown
-from lit_grpo.types.spelling import did_you_mean
+from lit_grpo.types.spelling import closest
 
 
 def check_function(make_optimizer: object) -> None:
@@ -58,7 +58,6 @@ def _hint(make_optimizer: OptimizerCallable, error: Exception) -> str:
     if unknown is None:
         return "; are all of its settings numbers?" if isinstance(error, TypeError) else ""
     known = list(signature(getattr(make_optimizer, "func", make_optimizer)).parameters)
-    if "learning" in unknown[1] and "lr" in known:
-        return "; did you mean lr?"
-    hint = did_you_mean(unknown[1], known).strip()
-    return f"; {hint[0].lower()}{hint[1:]}" if hint else ""
+    is_rate = "learning" in unknown[1] and "lr" in known
+    meant = "lr" if is_rate else closest(unknown[1], known)
+    return f"; did you mean {meant}?" if meant else ""

@@ -60,7 +60,11 @@ def test_final_answer_is_found(text, answer):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "nobody has any idea", "####", "Question: how many are there?", r"\boxed{"]
+    "text",
+    [
+        *("", "nobody has any idea", "####", "Question: how many are there?", r"\boxed{"),
+        "so it will be 10-5",  # a calculation, not its result
+    ],
 )
 def test_completion_without_an_answer_has_none(text):
     assert found(text) is None
