@@ -106,10 +106,9 @@ class JudgeClient:
             "token": f"the token in {variables}",
             "none": "auth (none: no key is sent)",
         }
-        cause = failure.detail.partition(": check ")[0]  # what to check follows here
         return (
             f"the judge did not accept a test question: {self._client.base_url} answered "
-            f"{failure.status} for model {judge.model!r}: {cause}. Check model, base_url, "
+            f"{failure.status} for model {judge.model!r}: {failure.detail}. Check model, base_url, "
             f"api ({judge.api}) or {secret.get(judge.auth, f'auth ({judge.auth})')}."
         )
 

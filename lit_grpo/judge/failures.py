@@ -22,7 +22,7 @@ HINTS = {
     401: "the key or token is wrong, expired, or for a different resource",
     403: "this key or identity may not use the deployment: on Azure it lacks the role 'Cognitive "
     "Services OpenAI User', or a network rule blocks this machine",
-    404: "there is no such deployment or path: check model, base_url and, on Azure, api and "
+    404: "there is no such deployment or path under this base_url or, on Azure, with this api and "
     "api_version",
 }
 """HTTP status -> cause, for the statuses that only a change of the configuration resolves."""

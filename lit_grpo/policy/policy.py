@@ -14,6 +14,12 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from lit_grpo.policy.argument_checks import (
+    check_merging,
+    check_reasoning_tags,
+    check_start,
+    refuse_model,
+)
 from lit_grpo.policy.body_and_head import (
     BodyAndHead,
     check_body_and_head,
@@ -47,7 +53,7 @@ from lit_grpo.policy.named_weights import base_weights, gather
 from lit_grpo.policy.packed.packed_attention import same_attention
 from lit_grpo.policy.reference import frozen_copy, frozen_values, move_towards, swapped
 from lit_grpo.policy.sharding import WHOLE, Sharding, whole_shape
-from lit_grpo.types import UserError, check_init, setting_error
+from lit_grpo.types import UserError, check_init
 from lit_grpo.types.keywords import checks_keywords
 from lit_grpo.types.paths import at_home
 from lit_grpo.types.plain import plain_value
@@ -100,14 +106,12 @@ class Policy(nn.Module):
         trust_remote_code: bool = False,
         reasoning_tags: tuple[str, str] | None = ("<think>", "</think>"),
     ) -> None:
-        _refuse_model(path)
+        refuse_model(path)
         check_init("model.policy", Policy, locals())
         super().__init__()
-        _check_start(path, architecture)
-        _check_merging(path, lora, merge_lora=merge_lora)
-        if reasoning_tags is not None and (len({*reasoning_tags}) != 2 or "" in reasoning_tags):
-            rule = "two different texts, or null"
-            raise setting_error("model.policy.reasoning_tags", rule, list(reasoning_tags))
+        check_start(path, architecture)
+        check_merging(path, lora, merge_lora=merge_lora)
+        check_reasoning_tags(reasoning_tags)
         self.path = None if path is None else at_home(path)
         self.architecture = architecture
         self.tokenizer_path = None if tokenizer is None else at_home(tokenizer)
@@ -351,33 +355,3 @@ class Policy(nn.Module):
         if len(ends) > 1 or saved.eos_token_id is None:
             saved.eos_token_id = ends
             saved.save_pretrained(directory)
-
-
-def _refuse_model(path: object) -> None:
-    """Refuse a model that is given as a path."""
-    if isinstance(path, nn.Module):
-        raise UserError(
-            f"path must be a directory or an id on the Hub, got a {type(path).__name__} (every "
-            "rank loads the weights itself, and so does a resume). Write the model with "
-            "save_pretrained, and give its directory."
-        )
-
-
-def _check_start(path: str | None, architecture: dict[str, Any] | None) -> None:
-    """Check that the initial weights come from one place."""
-    if (path is None) == (architecture is None):
-        raise UserError(
-            "a policy needs either a path (weights to start from) or an architecture (random "
-            f"weights), got path={path!r} and architecture={architecture!r}. "
-            "Set one of model.policy.path and model.policy.architecture, and the other, if a "
-            "config sets it, to null."
-        )
-
-
-def _check_merging(path: str | None, lora: LoRA | None, *, merge_lora: bool) -> None:
-    """Check that there is a model that an adapter alone can be used with."""
-    if not merge_lora and (lora is None or path is None or is_adapter(path)):
-        raise UserError(
-            "merge_lora: false writes only the adapter, so it needs model.policy.lora and a "
-            "model.policy.path that is a full model. Set both, or merge_lora: true."
-        )

@@ -118,17 +118,6 @@ def test_gradient_checkpointing_does_not_change_the_gradient():
         torch.testing.assert_close(plain, checkpointed)
 
 
-@pytest.mark.parametrize("settings", [{}, {"path": "a", "architecture": {"model_type": "llama"}}])
-def test_a_policy_needs_either_a_path_or_an_architecture(settings):
-    with pytest.raises(ValueError, match="either a path .* or an architecture"):
-        Policy(**settings)
-
-
-def test_writing_the_adapter_alone_needs_a_base():
-    with pytest.raises(ValueError, match="merge_lora"):
-        Policy(architecture=LLAMA, lora=LoRA(), merge_lora=False)
-
-
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)])
 def test_a_refreshed_reference_moves_to_the_policy_and_stays_there(lora):
     policy = Policy(architecture=LLAMA, lora=lora)

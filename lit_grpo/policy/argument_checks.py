@@ -1,0 +1,47 @@
+"""Check the arguments of a policy against each other, before anything is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from lit_grpo.policy.lora import LoRA, is_adapter
+from lit_grpo.types import UserError, setting_error
+
+
+def refuse_model(path: object) -> None:
+    """Refuse a model that is given as a path."""
+    if isinstance(path, nn.Module):
+        raise UserError(
+            f"path must be a directory or an id on the Hub, got a {type(path).__name__} (every "
+            "rank loads the weights itself, and so does a resume). Write the model with "
+            "save_pretrained, and give its directory."
+        )
+
+
+def check_start(path: str | None, architecture: dict[str, Any] | None) -> None:
+    """Check that the initial weights come from one place."""
+    if (path is None) == (architecture is None):
+        raise UserError(
+            "a policy needs either a path (weights to start from) or an architecture (random "
+            f"weights), got path={path!r} and architecture={architecture!r}. "
+            "Set one of model.policy.path and model.policy.architecture, and the other, if a "
+            "config sets it, to null."
+        )
+
+
+def check_merging(path: str | None, lora: LoRA | None, *, merge_lora: bool) -> None:
+    """Check that there is a model that an adapter alone can be used with."""
+    if not merge_lora and (lora is None or path is None or is_adapter(path)):
+        raise UserError(
+            "merge_lora: false writes only the adapter, so it needs model.policy.lora and a "
+            "model.policy.path that is a full model. Set both, or merge_lora: true."
+        )
+
+
+def check_reasoning_tags(tags: tuple[str, str] | None) -> None:
+    """Check that the tags around reasoning can be told apart."""
+    if tags is not None and (len({*tags}) != 2 or "" in tags):
+        rule = "two different texts, or null"
+        raise setting_error("model.policy.reasoning_tags", rule, list(tags))
