@@ -253,8 +253,8 @@ ARGUMENTS = {
         "trainer.default_root_dir: ${run_dri} names no key. Did you mean run_dir?"
     ),
     "--trainer.default_root_dir=${oc.env:NO_SUCH_NAME}": (
-        "trainer.default_root_dir: cannot interpolate: "
-        "Environment variable 'NO_SUCH_NAME' not found"
+        "trainer.default_root_dir: the environment variable NO_SUCH_NAME is not set. Set it, or "
+        "give a value to take without it: ${oc.env:NO_SUCH_NAME,VALUE}"
     ),
     "--trainer.default_root_dir=elsewhere": (
         "trainer.default_root_dir must be null, got elsewhere (all files of a run are in its "

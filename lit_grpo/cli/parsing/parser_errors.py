@@ -67,11 +67,16 @@ def explain(parser: Any, message: str, cause: BaseException | None) -> str:
 def explain_interpolation(parser: Any, error: Any) -> str:
     """Reword an OmegaConf error."""
     reason = str(error.msg).splitlines()[0]
-    missing = re.match(r"Interpolation key '(.+)' not found", reason)
-    if not missing:
-        reason = reason.split("interpolation: ")[-1].strip('"')
-        return f"{error.full_key}: cannot interpolate: {reason}"
-    return f"{error.full_key}: ${{{missing[1]}}} names no key.{suggest(missing[1], keys(parser))}"
+    if missing := re.match(r"Interpolation key '(.+)' not found", reason):
+        hint = suggest(missing[1], keys(parser))
+        return f"{error.full_key}: ${{{missing[1]}}} names no key.{hint}"
+    if unset := re.search(r"Environment variable '(.+)' not found", reason):
+        return (
+            f"{error.full_key}: the environment variable {unset[1]} is not set. Set it, or give a "
+            f"value to take without it: ${{oc.env:{unset[1]},VALUE}}"
+        )
+    reason = reason.split("interpolation: ")[-1].strip('"')
+    return f"{error.full_key}: cannot interpolate: {reason}"
 
 
 def nested(parser: Any, key: str, match: re.Match[str]) -> str:
