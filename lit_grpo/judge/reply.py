@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -172,23 +173,34 @@ def read_reply(text: str, form: Form, ids: Sequence[str]) -> dict[str, Verdict]:
             id was asked for and has no readable verdict.
     """
     listed = _list_verdicts(text, form)
-    if len(ids) == 1 and len(listed) == 1 and "id" not in listed[0]:
-        listed = [{**listed[0], "id": ids[0]}]
+    if len(ids) == 1:
+        return {ids[0]: _read_only_verdict(listed, form, ids[0], text)}
     counts = Counter(str(one.get("id")) for one in listed)
-    once = [one for one in listed if counts[str(one.get("id"))] == 1]
     if counts.keys() - set(ids):
-        once = []
-    if len(ids) == 1 and not once:
-        raise _unreadable(f"expected exactly one verdict with the id {ids[0]}", text)
+        return {}
     verdicts = {}
-    for one in once:
-        fields = {name: value for name, value in one.items() if name != "id"}
-        try:
-            verdicts[str(one["id"])] = form.read(fields)
-        except JudgeFailure:
-            if len(ids) == 1:
-                raise
+    for one in listed:
+        if counts[str(one["id"])] == 1:
+            with suppress(JudgeFailure):
+                verdicts[str(one["id"])] = form.read(_without_id(one))
     return verdicts
+
+
+def _read_only_verdict(
+    listed: Sequence[Mapping[str, Any]], form: Form, item: str, text: str
+) -> Verdict:
+    """Return the verdict of the one id that was asked for; the reply may leave the id out.
+
+    Raises:
+        JudgeFailure: there are several verdicts, or it is one on another id, or not readable.
+    """
+    if len(listed) != 1 or str(listed[0].get("id", item)) != item:
+        raise _unreadable(f"expected exactly one verdict with the id {item}", text)
+    return form.read(_without_id(listed[0]))
+
+
+def _without_id(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in verdict.items() if name != "id"}
 
 
 def _list_verdicts(text: str, form: Form) -> list[Mapping[str, Any]]:

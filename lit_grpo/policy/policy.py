@@ -212,14 +212,12 @@ class Policy(nn.Module):
 
     def _refuse_missing_reference(self, with_reference: bool, refreshes_reference: bool) -> None:
         """Check that a loaded policy has the reference that a further module needs."""
-        kind, absent, is_missing = (
-            "without a KL term",
-            "no reference",
-            with_reference and self.reference_model is None,
-        )
-        if self.lora is not None:
-            kind, absent = "that refreshes no reference", "none to refresh"
+        if self.lora is None:
+            is_missing = with_reference and self.reference_model is None
+            kind, absent = "without a KL term", "no reference"
+        else:
             is_missing = refreshes_reference and self.reference_adapter is None
+            kind, absent = "that refreshes no reference", "none to refresh"
         if is_missing:
             raise UserError(
                 f"this policy was loaded by a module {kind}, so it has {absent}, and may have been "

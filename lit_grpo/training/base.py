@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from math import ceil
 from os import PathLike
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 import lightning as L
 import torch
@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 from torch.optim import Optimizer
-from transformers import PreTrainedTokenizerBase, get_scheduler
+from transformers import PreTrainedTokenizerBase
 
 from lit_grpo.data import TrainingLoader
 from lit_grpo.distributed.optimizer_class import optimizer_class
@@ -42,7 +42,11 @@ from lit_grpo.training.collecting.generation import close_engine, start_engine
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.optimizer.building import built_by, check_function
 from lit_grpo.training.optimizer.fused_steps import choose_fused
-from lit_grpo.training.optimizer.learning_rate import scale_learning_rate
+from lit_grpo.training.optimizer.learning_rate import (
+    Schedule,
+    build_schedule,
+    scale_learning_rate,
+)
 from lit_grpo.training.optimizer.settings import configured_settings, use_plain_numbers
 from lit_grpo.training.seeds import Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
@@ -50,8 +54,6 @@ from lit_grpo.training.waiting import Waiting
 from lit_grpo.types import UserError, check_range, check_type, check_value
 
 log = logging.getLogger(__name__)
-
-Schedule = Literal["constant", "linear", "cosine"]
 
 
 class PolicyModule(L.LightningModule):
@@ -69,7 +71,7 @@ class PolicyModule(L.LightningModule):
         seed: int,
     ) -> None:
         super().__init__()
-        given: Any = policy  # a path, or a model, which is told how to give it
+        given: Any = policy  # a path, or a model, for which Policy's error says what to pass
         if isinstance(given, str | PathLike | nn.Module) and not isinstance(given, Policy):
             given = Policy(cast(str, given))
         self.policy: Policy = given
@@ -184,11 +186,9 @@ class PolicyModule(L.LightningModule):
     def configure_optimizers(self) -> Any:
         optimizer = self.build_optimizer(self.policy.trainable_parameters())
         check_updates(optimizer, type(self.trainer.strategy), get_world_size())
-        if self.lr_schedule == "constant":
-            schedule = get_scheduler("constant_with_warmup", optimizer, self.warmup_steps)
-        else:
-            num_steps = self.num_optimizer_steps()
-            schedule = get_scheduler(self.lr_schedule, optimizer, self.warmup_steps, num_steps)
+        schedule = build_schedule(
+            optimizer, self.lr_schedule, self.warmup_steps, self.num_optimizer_steps
+        )
         scale_learning_rate(schedule, getattr(self.trainer, "datamodule", None))
         self._optimizer_class = optimizer_class(optimizer)
         self._optimizer_settings = configured_settings(optimizer)

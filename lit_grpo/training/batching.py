@@ -31,13 +31,13 @@ class UpdateConfig:
             steps.
         minibatches: Optimizer steps per pass, each on an equal share of the groups.
         max_tokens_per_micro_batch: Token budget of one forward and backward pass (verl:
-            ``ppo_max_token_len_per_gpu``). It counts each prompt once per group and each
-            completion, without padding; a prompt of less than an eighth of its row once per
-            completion, since such rows do not share it; for a model that the log says runs padded,
-            every row with its prompt and padding. It affects memory, not the gradient. What it does
-            not count: without variable-length FlashAttention, each completion has a copy of the
-            keys and values of the prompt that it shares, in every layer, and blocks of tokens have
-            masks, kept for each layer with ``policy.compile``; ``lit-grpo plan`` does.
+            ``ppo_max_token_len_per_gpu``). It bounds memory and does not change the gradient.
+            Completions count without padding, and each prompt once per group; a prompt shorter
+            than an eighth of its row is not shared and counts once per completion. If the log says
+            that the model runs padded, each row counts with its prompt and padding. Two things come
+            on top, and ``lit-grpo plan`` includes both: without variable-length FlashAttention each
+            completion copies the keys and values of its prompt in every layer; and there are
+            attention masks, which ``policy.compile`` keeps for every layer.
         max_grad_norm: The gradient is scaled down to at most this norm.
         max_skipped_steps: Stop the run when so many optimizer steps in a row were skipped because
             their gradients were not finite.
@@ -260,25 +260,32 @@ def _whole_groups(
     max_tokens: int,
 ) -> list[list[int]]:
     """Fill micro-batches, the largest group first; split a group only if it exceeds the budget."""
-    tokens = [
-        prompts[first] + lengths[first] + sum(added[row] for row in others)
-        for first, *others in groups
-    ]
+    split = [[*_pieces(group, prompts, lengths, added, max_tokens)] for group in groups]
     parts: list[list[int]] = []
     used = max_tokens
-    for total, group in sorted(zip(tokens, groups, strict=True), reverse=True):
-        if used + total > max_tokens:
-            parts.append([])
-            used = 0
-        is_first = True
-        for row in group:
-            if parts[-1] and not is_first and used + added[row] > max_tokens:
+    for pieces in sorted(split, key=lambda pieces: sum(tokens for _, tokens in pieces))[::-1]:
+        for rows, tokens in pieces:
+            if used + tokens > max_tokens:
                 parts.append([])
-                used, is_first = 0, True
-            parts[-1].append(row)
-            used += prompts[row] + lengths[row] if is_first else added[row]
-            is_first = False
+                used = 0
+            parts[-1] += rows
+            used += tokens
     return parts
+
+
+def _pieces(
+    group: list[int], prompts: list[int], lengths: list[int], added: list[int], max_tokens: int
+) -> Iterator[tuple[list[int], int]]:
+    """Yield a group's rows and tokens: as one piece, or as several if it exceeds the budget."""
+    piece, used = [group[0]], prompts[group[0]] + lengths[group[0]]
+    for row in group[1:]:
+        if used + added[row] > max_tokens:
+            yield piece, used
+            piece, used = [row], prompts[row] + lengths[row]
+        else:
+            piece.append(row)
+            used += added[row]
+    yield piece, used
 
 
 def _similar_rows(

@@ -39,6 +39,7 @@ from lit_grpo.types import (
 )
 from lit_grpo.types.keywords import checks_keywords
 
+ACCURACY = "val/accuracy"
 UNSCORED = "val/unscored_fraction"
 """The share of greedy completions whose accuracy is not known."""
 _KEY = "model.evaluation.accuracy"
@@ -52,8 +53,9 @@ class Evaluation:
     """How accuracy on held-out prompts is measured.
 
     Args:
-        accuracy: The reward that says whether a completion is right (value 1; others from 0 count
-            in part), or several for different sources of a mixture; null uses ``MathReward``.
+        accuracy: The reward that scores correctness from 0 to 1, or several for different sources
+            of a mixture; null uses ``MathReward``. ``val/accuracy`` is its mean; ``val/pass@k``
+            counts only the value 1 as right.
         num_samples: Completions per prompt at the training temperature, for ``val/avg@n`` and
             ``val/pass@k``; 0 measures greedy accuracy only.
         pass_at: Values of k for ``val/pass@k``, from 1 to ``num_samples``; null uses
@@ -91,7 +93,7 @@ class Evaluation:
         self.suite = RewardSuite(
             [as_reward(one, _KEY) for one in accuracies],
             key=_KEY,
-            failures_metric=" or ".join(self.unscored_names),
+            failures_metric=" or ".join(self.unscored_names.values()),
         )
         _check_sources(self.suite.rewards)
         self.progress: Callable[[], StageProgress] = StageProgress
@@ -105,7 +107,7 @@ class Evaluation:
         """
         sources = sorted({prompt.source for prompt in prompts if prompt.source})
         by_source = [f"val/{source}/accuracy" for source in sources]
-        return [*self.accuracy_names, *by_source, *self.unscored_names, "val/mean_length"]
+        return [*self.accuracy_names, *by_source, *self.unscored_names.values(), "val/mean_length"]
 
     @property
     def measures_more(self) -> bool:
@@ -117,12 +119,13 @@ class Evaluation:
         """Names of the accuracies that an evaluation logs."""
         n = self.num_samples
         samples = [f"val/avg@{n}", *(f"val/pass@{k}" for k in self.pass_at or (n,))] if n else []
-        return ["val/accuracy", *samples]
+        return [ACCURACY, *samples]
 
     @property
-    def unscored_names(self) -> list[str]:
-        """Names of the shares of completions whose accuracy is not known."""
-        return [UNSCORED, *([f"{UNSCORED}@{self.num_samples}"] if self.num_samples else [])]
+    def unscored_names(self) -> dict[str, str]:
+        """Name of an accuracy -> name of the share of completions for which it is not known."""
+        n = self.num_samples
+        return {ACCURACY: UNSCORED} | ({f"val/avg@{n}": f"{UNSCORED}@{n}"} if n else {})
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Check that the accuracy can score these prompts.
@@ -199,19 +202,27 @@ class Evaluation:
         is_asked = torch.tensor(
             [any(a.applies_to(prompt) for a in accuracies) for prompt in prompts]
         )
-        names = [*zip(self.accuracy_names, self.unscored_names, strict=False)]
-        _add_accuracy(metrics, names[0], values, is_asked)
+        self._add_accuracy(metrics, ACCURACY, values, is_asked)
         for prompt, value in zip(prompts, values, strict=True):
             if prompt.source:
                 metrics.add_all(f"val/{prompt.source}/accuracy", value[~value.isnan()])
         metrics.add_all("val/mean_length", [float(len(c.token_ids)) for c in greedy.sampled])
         if self.num_samples:
             values = _values(sample(self.num_samples, sampling))
-            _add_accuracy(metrics, names[1], values, is_asked)
+            self._add_accuracy(metrics, f"val/avg@{self.num_samples}", values, is_asked)
             for k in self.pass_at or (self.num_samples,):
                 metrics.add_all(f"val/pass@{k}", _pass_at(k, values))
         for measured in self.suite.observe():
             add_measurements(metrics, measured, prefix="val/")
+
+    def _add_accuracy(self, metrics: Metrics, name: str, values: Tensor, is_asked: Tensor) -> None:
+        """Add the mean of the [B, G] values that are known, and the share of unknown ones.
+
+        Args:
+            is_asked: [B] whether an accuracy is for this prompt.
+        """
+        metrics.add_all(name, values[~values.isnan()])
+        metrics.add_all(self.unscored_names[name], values[is_asked].isnan().double())
 
     def _score(
         self, scoring: Scoring, pending: PendingRollout, until_done: Callable[[Wait], None]
@@ -234,28 +245,15 @@ class Evaluation:
 
     def _find_bug(self, status: ScoreStatus) -> str:
         """Describe why the accuracy, which has never worked, fails on every row, if by a bug."""
-        if not self._has_worked:
-            for name in status.only_bugs:
-                return (
-                    f"the accuracy {name!r} has a bug. {status.bugs[name]}\nSet "
-                    "model.evaluation.accuracy, or fix it."
-                )
+        never_worked = set() if self._has_worked else status.only_bugs
         self._has_worked |= bool(status.not_bugs)
-        return ""
-
-
-def _add_accuracy(
-    metrics: Metrics, names: tuple[str, str], values: Tensor, is_asked: Tensor
-) -> None:
-    """Add the mean of the [B, G] values that are known, and the share of unknown ones.
-
-    Args:
-        names: Names of the two metrics.
-        is_asked: [B] whether an accuracy is for this prompt.
-    """
-    accuracy, unscored = names
-    metrics.add_all(accuracy, values[~values.isnan()])
-    metrics.add_all(unscored, values[is_asked].isnan().double())
+        if not never_worked:
+            return ""
+        name = min(never_worked)
+        return (
+            f"the accuracy {name!r} has a bug. {status.bugs[name]}\nSet "
+            "model.evaluation.accuracy, or fix it."
+        )
 
 
 def _values(rollouts: RolloutBatch) -> Tensor:

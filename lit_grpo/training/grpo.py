@@ -7,7 +7,7 @@ manual optimization. The formulas are in `objective`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
@@ -27,7 +27,6 @@ from lit_grpo.rewards import Reward, ScorerReward
 from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling, VLLMTeacher
 from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
-from lit_grpo.training.base import Schedule
 from lit_grpo.training.batch_builder import BatchBuilder
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.checks.compatibility import (
@@ -53,6 +52,7 @@ from lit_grpo.training.collecting.score_gate import OutagePolicy
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.optimizer.empty_steps import EmptySteps
+from lit_grpo.training.optimizer.learning_rate import Schedule
 from lit_grpo.training.optimizer.skipped_steps import SkippedSteps
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.training.update import PolicyUpdater
@@ -244,7 +244,7 @@ class GRPOModule(EvaluatedModule):
             refuse_adaptive(loader, "with max_head_offpolicyness, as results come too late")
 
     def check_start(self) -> None:
-        self._take_own_code()
+        self._record_own_code()
         super().check_start()
         model = self.policy.model
         if warning := check_ends(model, self.tokenizer, self.sampling, self.objective):
@@ -259,8 +259,8 @@ class GRPOModule(EvaluatedModule):
     def _own_functions(self) -> dict[str, Callable[..., Any]]:
         return self.objective.own_functions | self.advantage.own_functions
 
-    def _take_own_code(self) -> None:
-        """Warn of a resume with other code of the user's than before."""
+    def _record_own_code(self) -> None:
+        """Record the code of rewards and of the user's functions; warn if a resume changes it."""
         of_rewards = {one.name: describe_reward_code(one) for one in self.rewards.rewards}
         of_objective = {
             f"model.{key}": describe_function_code(one) for key, one in self._own_functions.items()
@@ -302,7 +302,10 @@ class GRPOModule(EvaluatedModule):
         self.rollout_step += 1
         self.refresh_reference()
         self._record_in_loader(rollouts, metrics)
-        return {"rollouts": rollouts, "batch": trained, "metrics": self._log_step(metrics)}
+        values = metrics.merged()
+        self._adapt_kl(values)
+        self._log_step(values)
+        return {"rollouts": rollouts, "batch": trained, "metrics": values}
 
     def collect(self, prompts: Sequence[Prompt], metrics: Metrics) -> RolloutBatch:
         """Return B scored groups; scoring overlaps generation."""
@@ -351,14 +354,14 @@ class GRPOModule(EvaluatedModule):
         self.take_optimizer_steps(batch, metrics)
         return batch
 
-    def _log_step(self, metrics: Metrics) -> dict[str, float]:
-        """Log the step's metrics, and return them; the KL coefficient follows what they measure."""
-        values = metrics.merged()
+    def _adapt_kl(self, values: dict[str, float]) -> None:
+        """Set the KL coefficient of the next step; add that of this one to its metrics."""
         num_rows = self.group_size * self.loader.batch_size
         self.policy_updater.coefficients.adapt_kl(values, num_rows)
+
+    def _log_step(self, values: Mapping[str, float]) -> None:
         self._step_log.log(self, values)
         self._stale_groups.warn_once(values.get("rollout/stale_fraction", 0.0), self.rollout_step)
-        return values
 
     def _count_empty_step(self, **reason: str) -> None:
         stop = self._empty_steps.count(self.rollout_step + 1, **reason)

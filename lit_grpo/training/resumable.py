@@ -116,7 +116,7 @@ class ResumableModule(PolicyModule):
         return changed_settings(before, by_key(now))
 
     def _compare(self, section: str, settings: Mapping[str, Any]) -> None:
-        as_before = self._run_settings.is_as_at_last_start(section, settings)
+        as_before = self._run_settings.record_start(section, settings)
         changed = self._run_settings.add(
             section, settings, may_change=as_before or self.allow_changes
         )
@@ -148,7 +148,10 @@ class ResumableModule(PolicyModule):
         is_fit = self._trainer is not None and self.trainer.state.fn == "fit"
         may_be_others = self.allow_changes
         if is_fit:  # another checkpoint may be evaluated afterwards
-            may_be_others |= self._has_sources_of_last_start(checkpoint)
+            if checkpoint.get("summary", {}).get("rollout_step", 0) > self._last_start_step:
+                self._run_settings.last_start = {}  # it was a start before the checkpoint
+            sources = as_plain(self._sources())
+            may_be_others |= self._run_settings.record_start("sources", sources)
             if not may_be_others:
                 refuse_other_start(checkpoint, self.policy.path)
         refuse_other_policy(self, checkpoint["state_dict"], self._reloaded_names())
@@ -166,12 +169,6 @@ class ResumableModule(PolicyModule):
         else:
             refuse_other_settings(checkpoint, self.policy.computed_by())
 
-    def _has_sources_of_last_start(self, checkpoint: Mapping[str, Any]) -> bool:
-        """Return whether the run was last started or resumed with the same models."""
-        if checkpoint.get("summary", {}).get("rollout_step", 0) > self._last_start_step:
-            self._run_settings.last_start = {}
-        return self._run_settings.is_as_at_last_start("sources", as_plain(self._sources()))
-
     def _present_optimizer(self) -> Any:
         """Return the optimizer, or one like it if it is made after the checkpoint is loaded."""
         if self.trainer.strategy.restore_checkpoint_after_setup:
@@ -184,7 +181,7 @@ class ResumableModule(PolicyModule):
         They have been allowed if the run was last resumed with them, or with another class.
         """
         earlier, now = self._earlier_optimizer_settings, configured_settings(optimizer)
-        as_before = self._run_settings.is_as_at_last_start("optimizer", by_key(now))
+        as_before = self._run_settings.record_start("optimizer", by_key(now))
         is_other_class = earlier_class(checkpoint) not in (None, self._optimizer_class)
         if self.allow_changes or as_before or is_other_class:
             return

@@ -24,10 +24,10 @@ from lit_grpo.policy.files.loading import max_positions
 from lit_grpo.policy.logprobs import completion_statistics
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.stopping import stop_run
-from lit_grpo.training.base import Schedule
 from lit_grpo.training.batching import collate_tokens
 from lit_grpo.training.checks.compatibility import refuse_adaptive
 from lit_grpo.training.evaluation import Evaluation
+from lit_grpo.training.optimizer.learning_rate import Schedule
 from lit_grpo.training.optimizer.skipped_steps import SkippedSteps
 from lit_grpo.training.validation import EvaluatedModule
 from lit_grpo.types import (

@@ -187,8 +187,7 @@ class EvaluatedModule(ResumableModule):
 
     def _warn_of_unscored(self, metrics: Mapping[str, float]) -> None:
         """Warn of a validation that leaves out more of the completions than any before."""
-        names = self.evaluation.unscored_names
-        for name, accuracy in zip(names, self.evaluation.accuracy_names, strict=False):
+        for accuracy, name in self.evaluation.unscored_names.items():
             fraction = metrics.get(name, 0.0)
             if not fraction > self._most_unscored.get(name, 0.0):
                 continue

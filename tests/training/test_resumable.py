@@ -171,7 +171,7 @@ def test_an_adapter_of_another_model_is_not_evaluated_though_its_run_went_on_wit
     checkpoint = {"state_dict": module.state_dict(), "optimizer_settings": {}}
     save_sources(checkpoint, {"model.policy.path": ModelSource("theirs", "b")})
     last = RunSettings()
-    last.is_as_at_last_start("sources", as_plain(module._sources()))
+    last.record_start("sources", as_plain(module._sources()))
     module.take_last_start(last.checksums, 1)
     with pytest.raises(UserError, match="must be the model that the run began with, theirs"):
         module.on_load_checkpoint(checkpoint)

@@ -277,11 +277,11 @@ class ServedEngine(RolloutEngine):
             is_check_due=self.weight_check.is_due(self._num_updates),
             versions_in_use=in_use,
         )
-        # The other ranks wait for the servers only after rank 0 has updated them.
-        for is_ours in (self._is_rank_zero, not self._is_rank_zero):
-            if failure := any_failure(
-                self._update_servers(target) if is_ours else self._stand_by()
-            ):
+        # Rank 0 updates the servers first; only then do the other ranks wait for them.
+        for is_turn_of_rank_zero in (True, False):
+            is_ours = self._is_rank_zero == is_turn_of_rank_zero
+            failure = any_failure(self._update_servers(target) if is_ours else self._stand_by())
+            if failure:
                 raise EngineFailed(failure)
         # Keep the previous version: a server that is starting may still be reading it.
         self._weight_store.remove_all_but({self.version, version} | in_use)

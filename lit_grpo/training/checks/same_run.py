@@ -75,10 +75,10 @@ class RunSettings:
         """Forget the run that this one was resumed from."""
         self.before, self.last_start, self.allowed_before = {}, {}, set()
 
-    def is_as_at_last_start(self, section: str, settings: Mapping[str, Any]) -> bool:
-        """Remember a section, and return whether the last start had the same settings.
+    def record_start(self, section: str, settings: Mapping[str, Any]) -> bool:
+        """Record a section's settings at this start; return whether the last start had the same.
 
-        Then what differs from the checkpoint was allowed before it was killed, or went back to it.
+        If so, their differences from the checkpoint have been allowed already.
         """
         text = json.dumps(settings, sort_keys=True, default=repr)
         self.checksums[section] = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -155,7 +155,7 @@ class RunSettings:
         """Keep checksums for the next checkpoint; return whose are known and have changed."""
         before = self.before.get(key, {})
         self.now[key] = dict(code)
-        return [name for name in code if len({before.get(name), code[name], None}) > 2]
+        return [name for name, new in code.items() if new and before.get(name) not in (None, new)]
 
 
 def refuse_other_policy(module: nn.Module, saved: Mapping[str, Any], reloaded: Set[str]) -> None:

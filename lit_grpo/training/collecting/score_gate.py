@@ -83,9 +83,9 @@ class OutagePolicy:
 class ScoreGate:
     """Wait until enough rows of a rollout step have scores, together on all ranks."""
 
-    def __init__(self, waiting: Waiting, policy: OutagePolicy) -> None:
+    def __init__(self, waiting: Waiting, outage: OutagePolicy) -> None:
         self._waiting = waiting
-        self._policy = policy
+        self._outage = outage
         self._has_worked: frozenset[str] = frozenset()
         """Names of the rewards of which some call in this process had no bug, on any rank."""
 
@@ -103,9 +103,9 @@ class ScoreGate:
         """
         abandon_if_failed(engine_failure)
         rollouts, status = self._attempt(scoring)
-        pauses = self._policy.pauses()
+        pauses = self._outage.pauses()
         has_retried = False
-        while not self._can_train(status, scoring, rollouts):
+        while status.num_absent > self._limit(status):
             pause = next(pauses, None)
             if pause is None:
                 why = f"too many scores are missing: {status}"
@@ -127,7 +127,11 @@ class ScoreGate:
         return rollouts
 
     def _attempt(self, scoring: Scoring | None) -> tuple[RolloutBatch | None, ScoreStatus]:
-        """Wait for the scores; return this rank's rollouts and the status over all ranks."""
+        """Wait for the scores; return this rank's rollouts and the status over all ranks.
+
+        Raises:
+            StepAbandoned: retrying is pointless.
+        """
         self._wait(scoring)
         rollouts, status = None, ScoreStatus()
         if scoring is not None:
@@ -137,7 +141,20 @@ class ScoreGate:
             except RewardFailed as error:
                 rollouts = scoring.so_far()
                 status = ScoreStatus(fatal=f"{error}\n{error.bug}".strip())
-        return rollouts, over_ranks(gather_objects(status))
+        status = over_ranks(gather_objects(status))
+        self._abandon_if_hopeless(status, rollouts)
+        if scoring is not None:
+            scoring.warn_of_bugs()
+        return rollouts, status
+
+    def _abandon_if_hopeless(self, status: ScoreStatus, rollouts: RolloutBatch | None) -> None:
+        """Abandon the step if no retry can give enough scores."""
+        self._abandon_on_bug(status, rollouts)
+        if status.fatal:
+            self._abandon(rollouts, f"Stopped: {status.fatal}")
+        if status.num_not_sampled > self._limit(status):
+            message = f"Stopped because completions could not be sampled: {status}"
+            self._abandon(rollouts, message, cause="engine_outage")
 
     def _abandon_on_bug(self, status: ScoreStatus, rollouts: RolloutBatch | None) -> None:
         """Abandon the step if bugs withhold too many scores, or all scores of a reward so far.
@@ -147,7 +164,7 @@ class ScoreGate:
         """
         never_worked = status.only_bugs - self._has_worked
         if never_worked or status.num_bugged > self._limit(status):
-            name = min(never_worked or [max(status.num_bugs, key=lambda one: status.num_bugs[one])])
+            name = min(never_worked) if never_worked else status.reward_with_most_bugs
             self._abandon(rollouts, status.describe_bug(name), ExitCode.CRASHED, "reward_bug")
         self._has_worked |= status.not_bugs
 
@@ -169,29 +186,11 @@ class ScoreGate:
 
     def _limit(self, status: ScoreStatus) -> float:
         """Return how many rows may have no score."""
-        return self._policy.max_absent_fraction * status.num_rows
-
-    def _can_train(
-        self, status: ScoreStatus, scoring: Scoring | None, rollouts: RolloutBatch | None
-    ) -> bool:
-        """Return whether few enough scores are missing; log the bugs that the run survives.
-
-        Raises:
-            StepAbandoned: retrying is pointless.
-        """
-        self._abandon_on_bug(status, rollouts)
-        if status.fatal:
-            self._abandon(rollouts, f"Stopped: {status.fatal}")
-        if status.num_not_sampled > self._limit(status):
-            message = f"Stopped because completions could not be sampled: {status}"
-            self._abandon(rollouts, message, cause="engine_outage")
-        if scoring is not None:
-            scoring.warn_of_bugs()
-        return status.num_absent <= self._limit(status)
+        return self._outage.max_absent_fraction * status.num_rows
 
     def _wait(self, scoring: Scoring | None) -> None:
         """Wait until every rank has its scores; past the deadline, missing ones become timeouts."""
-        limit = self._policy.score_deadline_seconds
+        limit = self._outage.score_deadline_seconds
         start = time.monotonic()
 
         def wait(seconds: float) -> bool:

@@ -44,6 +44,11 @@ class ScoreStatus:
         return frozenset(self.bugs) - self.not_bugs
 
     @property
+    def reward_with_most_bugs(self) -> str:
+        """Name of the reward with permanent bugs on the most rows; there must be one."""
+        return max(self.num_bugs, key=self.num_bugs.__getitem__)
+
+    @property
     def num_absent(self) -> int:
         """Rows without a score."""
         return self.num_missing + self.num_bugged + self.num_not_sampled
@@ -141,7 +146,7 @@ def find_bug(rollouts: RolloutBatch, reward: str) -> str:
 
 
 def _has_other_result(rollouts: RolloutBatch, reward: str) -> bool:
-    """Return whether the reward gave something else than a bug on some row."""
+    """Return whether the reward gave anything other than a bug on some row."""
     scores = (score for group in rollouts.groups for score in group.scores[reward])
     return any(not score.bug and score.is_scorable for score in scores)
 

@@ -1,9 +1,33 @@
-"""The learning rate of a run whose data has phases, each with a factor of its own."""
+"""The schedule of the learning rate: warm-up, decay, and the factors of the data's phases."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import get_scheduler
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+def build_schedule(
+    optimizer: Optimizer, name: Schedule, warmup_steps: int, num_steps: Callable[[], int]
+) -> LambdaLR:
+    """Return the schedule of an optimizer, which starts at step 0.
+
+    Args:
+        warmup_steps: Optimizer steps in which the learning rate rises from 0.
+        num_steps: Returns the optimizer steps of the run, by whose end the rate has decayed. A
+            constant rate does not call it.
+    """
+    schedule: LambdaLR
+    if name == "constant":
+        schedule = get_scheduler("constant_with_warmup", optimizer, warmup_steps)
+    else:
+        schedule = get_scheduler(name, optimizer, warmup_steps, num_steps())
+    return schedule
 
 
 def scale_learning_rate(schedule: Any, data: object) -> None:

@@ -13,7 +13,7 @@ from lit_grpo.__main__ import main
 from lit_grpo.cli.parsing.foreign_names import OF_SECTION, VALUES, suggest_value
 from lit_grpo.cli.parsing.type_hints import literals
 from lit_grpo.objective import AdvantageConfig, KLTerm, Objective
-from lit_grpo.training.base import Schedule
+from lit_grpo.training.optimizer.learning_rate import Schedule
 
 DOCS = ROOT / "docs"
 

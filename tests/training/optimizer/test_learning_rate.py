@@ -1,10 +1,10 @@
-"""The factor of a phase, on top of a schedule."""
+"""The schedule of the learning rate, and the factor of a phase on top of it."""
 
 import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from lit_grpo.training.optimizer.learning_rate import scale_learning_rate
+from lit_grpo.training.optimizer.learning_rate import build_schedule, scale_learning_rate
 
 
 class Phases:
@@ -12,9 +12,12 @@ class Phases:
         return 0.5 if step < 2 else 0.1
 
 
+def make_optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=8.0)
+
+
 def make_schedule(data) -> LambdaLR:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=8.0)
-    schedule = LambdaLR(optimizer, lambda step: 1 / 2**step)
+    schedule = LambdaLR(make_optimizer(), lambda step: 1 / 2**step)
     scale_learning_rate(schedule, data)
     return schedule
 
@@ -26,6 +29,23 @@ def rates(schedule: LambdaLR, number: int) -> list[float]:
         schedule.optimizer.step()
         schedule.step()
     return found
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("constant", [0.0, 4.0, 8.0, 8.0, 8.0, 8.0, 8.0]),
+        ("linear", [0.0, 4.0, 8.0, 6.0, 4.0, 2.0, 0.0]),
+        ("cosine", [0.0, 4.0, 8.0, 4 + 2 * 2**0.5, 4.0, 4 - 2 * 2**0.5, 0.0]),
+    ],
+)
+def test_the_rate_warms_up_and_decays_by_the_end_of_the_run(name, expected):
+    schedule = build_schedule(make_optimizer(), name, warmup_steps=2, num_steps=lambda: 6)
+    assert rates(schedule, 7) == pytest.approx(expected)
+
+
+def test_a_constant_rate_needs_no_end_of_the_run():
+    build_schedule(make_optimizer(), "constant", warmup_steps=2, num_steps=lambda: 1 // 0)
 
 
 def test_the_factor_changes_at_the_boundary():
