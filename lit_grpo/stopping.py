@@ -38,8 +38,8 @@ class ExitCode(IntEnum):
     WRONG_INPUT = 2, "wrong command, config or data; one line says what"
     NO_REWARD = (
         3,
-        "stopped: no reward (by ZeroRewardBreaker), nothing to train on, or what a rule of "
-        "HealthMonitor stops for, for many steps in a row",
+        "stopped after many steps in a row without a reward (ZeroRewardBreaker), without a token "
+        "to train on, or with what a rule of HealthMonitor stops for",
     )
     SCORES_ABSENT = (
         4,
@@ -244,7 +244,7 @@ def is_step_unfinished(trainer: L.Trainer) -> bool:
     return reason is not None and reason.is_step_unfinished
 
 
-def without_signal(reason: str) -> str:
+def trim_early_stopping_reason(reason: str) -> str:
     """Return the reason of Lightning's `EarlyStopping` without what it tells the trainer."""
     return reason.removesuffix(" Signaling Trainer to stop.")
 
@@ -257,12 +257,12 @@ def has_taken_last_step(trainer: L.Trainer) -> bool:
     return 0 <= max_epochs <= trainer.current_epoch + 1 and trainer.is_last_batch
 
 
-def has_last_step(trainer: L.Trainer) -> bool:
+def has_step_limit(trainer: L.Trainer) -> bool:
     """Return whether ``max_steps`` or ``max_epochs`` ends the run, which may be before a step."""
     return trainer.max_steps >= 0 or (trainer.max_epochs is not None and trainer.max_epochs >= 0)
 
 
-def limit_of_zero(trainer: L.Trainer) -> str:
+def zero_limit(trainer: L.Trainer) -> str:
     """Return the name of a limit, ``max_steps`` or ``max_epochs``, that is 0; empty if none is."""
     return next((one for one in ("max_steps", "max_epochs") if getattr(trainer, one) == 0), "")
 
@@ -283,14 +283,14 @@ def warnings_at_end(trainer: L.Trainer) -> list[str]:
 
 def _how_it_was_done(trainer: L.Trainer) -> str:
     step = f"after optimizer step {trainer.global_step}"
-    if limit := limit_of_zero(trainer):
+    if limit := zero_limit(trainer):
         return f"Nothing was trained: trainer.{limit} is 0. The final model is the initial policy."
     if 0 <= trainer.max_steps <= trainer.global_step:
         return f"done {step}: max_steps is reached"
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     reasons = (getattr(one, "stopping_reason_message", None) for one in callbacks)
     if reason := next(filter(None, reasons), None):
-        return f"ended {step}: {without_signal(reason)}"
+        return f"ended {step}: {trim_early_stopping_reason(reason)}"
     if trainer.should_stop:
         return f"ended {step}: a callback stopped it"
     return f"done {step}: max_epochs is reached"

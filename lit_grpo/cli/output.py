@@ -22,7 +22,7 @@ class _Output(io.FileIO):
     """A file descriptor that drops output once its pipe or terminal is closed, or its disk full."""
 
     lost: OSError | None = None
-    """Why output was dropped that somebody wants to read."""
+    """The error by which output was lost, other than a closed pipe or terminal."""
 
     def write(self, data: ReadableBuffer) -> int:
         try:
@@ -36,7 +36,7 @@ class _Output(io.FileIO):
 
 
 def lost_output() -> OSError | None:
-    """Return why some of what was printed is lost; None if nobody misses any."""
+    """Return why some of what was printed is lost; None if nothing is."""
     sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return raw.lost if isinstance(raw, _Output) else None

@@ -23,7 +23,7 @@ from lit_grpo.types.paths import at_home
 from lit_grpo.types.settings import list_some
 
 _MISSING = re.compile(r"no such (file|dir)|no module named|looked (for|in)", re.IGNORECASE)
-"""Words in the errors that miss a file or a module."""
+"""Words of errors about a missing file or module."""
 RUN_DIR_VARIABLE = "LIT_GRPO_RUN_DIR"
 """Environment variable with the directory that rank 0 chose, for the ranks that it launches."""
 
@@ -114,7 +114,7 @@ def _from_anywhere(argument: str) -> str:
 
 
 def _may_be_there(error: str, place: Path) -> bool:
-    """Return whether an error misses a file or a module that a relative name finds in a directory.
+    """Return whether an error is about a file or module that a relative name finds in a directory.
 
     A directory that is gone, such as on another machine, may have had anything.
     """

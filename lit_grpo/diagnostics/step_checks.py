@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 from lit_grpo.diagnostics.causes import CAUSES
@@ -78,14 +77,20 @@ def equal(step: ObservedStep) -> str | None:
 
 def _is_solved(step: ObservedStep) -> bool:
     """Return whether the step's only reward is the best of a run in which rewards differed."""
-    reward, (low, high) = _only_reward(step), step.reward_range or (math.inf, math.inf)
-    return reward is not None and reward >= high and reward > low
+    reward = _only_reward(step)
+    if reward is None or step.reward_range is None:
+        return False
+    lowest, highest = step.reward_range
+    return reward >= highest and reward > lowest
 
 
 def _is_unsolved(step: ObservedStep) -> bool:
-    """Return whether the only reward of the step is the lowest that can be had."""
-    reward, (low, high) = _only_reward(step), step.reward_range or (-math.inf, -math.inf)
-    return reward is not None and reward <= low and reward < high
+    """Return whether the step's only reward is the worst of a run in which rewards differed."""
+    reward = _only_reward(step)
+    if reward is None or step.reward_range is None:
+        return False
+    lowest, highest = step.reward_range
+    return reward <= lowest and reward < highest
 
 
 def _only_reward(step: ObservedStep) -> float | None:

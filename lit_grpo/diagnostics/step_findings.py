@@ -101,7 +101,7 @@ def most_common_failure(counts: StepCounts, outcome: Outcome | None = None) -> F
     """Return the reward and outcome that most rows without a value share, like `find_failure`.
 
     Args:
-        outcome: The only one to look at; null looks at all.
+        outcome: The only one to look at; None looks at all.
     """
     failures = counts.failures
     if outcome is not None:
@@ -153,7 +153,7 @@ def likely_causes(
     """Return why a step has no reward and what to do, the likeliest cause first.
 
     Args:
-        counts: Counts over all ranks; null counts the rollouts.
+        counts: Counts over all ranks; None counts the rollouts.
         can_end: Whether anything but the token limit ends a completion.
     """
     counts = counts or count_step(rollouts)

@@ -42,16 +42,18 @@ _WHY_REFUSED: tuple[tuple[type[Strategy], str], ...] = (
     ),
 )
 """Class of Lightning -> why it is refused, and what to use; the first that fits counts."""
-_OF_NVME = (
+_WHY_NOT_NVME = (
     "a name cannot say where the disk is; use deepspeed_stage_3_offload, which offloads to host "
     "memory, or ZeROStrategy with nvme and nvme_path in its config"
 )
-_OF_COPIES = (
+_WHY_NOT_COPIES = (
     "its ranks are copies of a process, by spawn or fork, which cannot share its files and leave "
     "it without a result; use ddp in a script, which starts the command once for each rank"
 )
-_OF_NAMES = "no strategy has this name; use ddp for several GPUs, fsdp2 to divide a model over them"
-_OF_OTHERS = "nobody has checked that it keeps gradients and weights complete; use ddp or fsdp2"
+_UNKNOWN_NAME = (
+    "no strategy has this name; use ddp for several GPUs, fsdp2 to divide a model over them"
+)
+_UNTESTED = "nobody has checked that it keeps gradients and weights complete; use ddp or fsdp2"
 
 
 _NAMED: tuple[type[Strategy], ...] = (FSDP2Strategy, ZeROStrategy, DDPStrategy, *dict(_WHY_REFUSED))
@@ -83,17 +85,17 @@ def _why_refused(kind: type, strategy: str | Strategy, start_method: str | None)
     """Return why a strategy of this class is refused, and what to use; nothing if it is not."""
     if kind is str:
         named = _CLASSES.get(str(strategy).rpartition(".")[2])
-        return _OF_NAMES if named is None else _of_class(named)
+        return _UNKNOWN_NAME if named is None else _of_class(named)
     if isinstance(strategy, str) and strategy.endswith("_nvme"):
-        return _OF_NVME
+        return _WHY_NOT_NVME
     if issubclass(kind, (FSDP2Strategy, ZeROStrategy)):
         return ""
     for refused, why in _WHY_REFUSED:
         if issubclass(kind, refused):
             return why
     if issubclass(kind, DDPStrategy) and start_method not in (None, "popen"):
-        return _OF_COPIES
-    return "" if issubclass(kind, (SingleDeviceStrategy, DDPStrategy)) else _OF_OTHERS
+        return _WHY_NOT_COPIES
+    return "" if issubclass(kind, (SingleDeviceStrategy, DDPStrategy)) else _UNTESTED
 
 
 def _of_class(kind: type[Strategy]) -> str:

@@ -17,7 +17,7 @@ from lit_grpo.objective.custom import Function, check_arguments, checked_advanta
 from lit_grpo.types import RewardTable, UserError, check_fields, check_range, counted_rows
 from lit_grpo.types.keywords import checks_keywords
 
-NOISE = 3e-7
+RELATIVE_TOLERANCE = 3e-7
 """Rewards of a group whose distance from their mean is at most this share of the largest one count
 as equal. It lies between the rounding of a float32, 1.2e-7, and half a difference of a millionth:
 the same reward may come as 0.3 and as ``np.float32(0.3)``."""
@@ -120,7 +120,7 @@ def center(rewards: Tensor, valid: Tensor, weights: Tensor | None = None) -> Ten
     counted = counted_rows(valid)
     centered = torch.where(counted, rewards - _group_mean(rewards, valid, weights), 0.0)
     largest = torch.where(counted, rewards, 0.0).abs().amax(1, keepdim=True)
-    has_spread = centered.abs().amax(1, keepdim=True) > NOISE * largest
+    has_spread = centered.abs().amax(1, keepdim=True) > RELATIVE_TOLERANCE * largest
     return torch.where(has_spread, centered, 0.0)
 
 
@@ -249,7 +249,7 @@ def _sum_of_normalised(table: RewardTable, config: AdvantageConfig) -> Tensor:
             term = weight * normalise(own, config)
             advantages, magnitude = advantages + term, magnitude + term.abs()
     # Rewards that cancel each other leave a rounding error, which is not a signal.
-    return torch.where(advantages.abs() > NOISE * magnitude, advantages, 0.0)
+    return torch.where(advantages.abs() > RELATIVE_TOLERANCE * magnitude, advantages, 0.0)
 
 
 def _batch_weights(table: RewardTable, config: AdvantageConfig) -> Tensor | None:

@@ -107,7 +107,7 @@ def passes_sampler_mask(log_ratio: Tensor, mask: Tensor, settings: SamplerMask) 
 
 
 @torch.no_grad()
-def keeps_surrogate(
+def passes_off_policy_mask(
     policy_log_ratio: Tensor, advantages: Tensor, mask: Tensor, threshold: float
 ) -> Tensor:
     """Return [N, 1] True on the sequences that keep their surrogate.

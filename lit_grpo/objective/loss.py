@@ -9,7 +9,11 @@ from torch import Tensor
 
 from lit_grpo.objective.aggregations import AGGREGATIONS, by_entropy_token, by_good_token
 from lit_grpo.objective.config import Objective
-from lit_grpo.objective.corrections import keeps_surrogate, passes_sampler_mask, sampler_weights
+from lit_grpo.objective.corrections import (
+    passes_off_policy_mask,
+    passes_sampler_mask,
+    sampler_weights,
+)
 from lit_grpo.objective.custom import Function, call, checked_metrics
 from lit_grpo.objective.distillation import sampled_divergence, top_divergence
 from lit_grpo.objective.inputs import LossInputs, TokenCounts
@@ -88,7 +92,7 @@ def token_losses(
     weights = AGGREGATIONS[objective.aggregation](mask, counts)
     loss = (total * weights).sum() - _bonuses(inputs, objective, entropy_coef)
     if objective.function is not None:
-        loss = _called(objective.function, inputs, objective, [()], "the loss of the micro-batch")
+        loss = _call_own(objective.function, inputs, objective, [()], "the loss of the micro-batch")
     too_low, too_high = outside_bounds(inputs, objective)
     return TokenLosses(
         loss=loss,
@@ -169,10 +173,10 @@ def _surrogate(inputs: LossInputs, objective: Objective) -> Tensor:
         return SURROGATES[objective.surrogate](inputs, objective)
     shapes = [tuple(inputs.mask.shape), (len(inputs.mask), 1)]
     what = "a loss per token or per sequence"
-    return _called(objective.surrogate, inputs, objective, shapes, what)
+    return _call_own(objective.surrogate, inputs, objective, shapes, what)
 
 
-def _called(
+def _call_own(
     function: Function,
     inputs: LossInputs,
     objective: Objective,
@@ -202,7 +206,7 @@ def _has_surrogate(inputs: LossInputs, objective: Objective) -> Tensor:
     kept = batch.surrogate_mask
     if objective.off_policy_threshold is not None:
         policy_log_ratio = inputs.logprobs - batch.sampler_logprobs
-        kept = kept & keeps_surrogate(
+        kept = kept & passes_off_policy_mask(
             policy_log_ratio, inputs.advantages, mask, objective.off_policy_threshold
         )
     for settings in objective.sampler_masks:

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_grpo.objective.advantages import NOISE, AdvantageConfig, center, group_deviation, or_one
+from lit_grpo.objective.advantages import (
+    RELATIVE_TOLERANCE,
+    AdvantageConfig,
+    center,
+    group_deviation,
+    or_one,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +30,7 @@ class TokenRewards:
     group_size: int
 
 
-def to_go(rewards: Tensor, discount: float) -> Tensor:
+def rewards_to_go(rewards: Tensor, discount: float) -> Tensor:
     """Return [N, C] for each token the sum of the rewards from it on, discounted by token."""
     found = torch.zeros_like(rewards)
     running = torch.zeros_like(rewards[:, 0])
@@ -50,8 +56,8 @@ def token_advantages(
     assert config.discount is not None
     if config.baseline == "group":
         normalised = _normalise_in_groups(rewards, config)
-        return to_go(normalised, config.discount) * rewards.mask
-    returns = to_go(rewards.values, config.discount) * rewards.mask
+        return rewards_to_go(normalised, config.discount) * rewards.mask
+    returns = rewards_to_go(rewards.values, config.discount) * rewards.mask
     everywhere = gather(returns[rewards.mask])
     mean = everywhere.mean()
     if not _has_spread(everywhere - mean, everywhere):
@@ -66,7 +72,7 @@ def _has_spread(difference: Tensor, values: Tensor) -> bool:
     """Return whether some value differs from the mean by more than its rounding."""
     if not len(values):
         return False
-    return bool(difference.abs().max() > NOISE * values.abs().max())
+    return bool(difference.abs().max() > RELATIVE_TOLERANCE * values.abs().max())
 
 
 def _normalise_in_groups(rewards: TokenRewards, config: AdvantageConfig) -> Tensor:

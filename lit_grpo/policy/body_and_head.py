@@ -30,7 +30,7 @@ class BodyAndHead:
     """A ``transformers`` causal model as body and head, a ``logprobs.CausalModel``.
 
     Args:
-        use_packing: Run batches as packs, which `runs_packs` and `runs_packs_rightly` must
+        use_packing: Run batches as packs, which `runs_packs` and `packs_match_padded` must
             allow.
         compile: Run the body through ``torch.compile``.
         sharding: How the model is sharded.
@@ -181,18 +181,19 @@ _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 
 def runs_packs(model: PreTrainedModel) -> bool:
     """Return whether the body of a model takes packs, whatever its weights; else log a warning."""
-    return not _is_obstacle(structural_obstacle(model), model)
+    return not _warn_of(structural_obstacle(model), model)
 
 
-def runs_packs_rightly(model: PreTrainedModel, sharding: Sharding = WHOLE) -> bool:
-    """Return whether the hidden states of packs are right; if they are not, log a warning.
+def packs_match_padded(model: PreTrainedModel, sharding: Sharding = WHOLE) -> bool:
+    """Return whether packs have the hidden states of padded rows; if not, log a warning.
 
     Every rank of a sharded model must call this.
     """
-    return not _is_obstacle(numerical_obstacle(model, sharding), model)
+    return not _warn_of(numerical_obstacle(model, sharding), model)
 
 
-def _is_obstacle(obstacle: str | None, model: PreTrainedModel) -> bool:
+def _warn_of(obstacle: str | None, model: PreTrainedModel) -> bool:
+    """Log why a model cannot run packs; return whether there is a reason."""
     if obstacle is not None:
         log.warning(
             "%s cannot run packed sequences (%s). Every completion is run padded, with its own "
@@ -238,13 +239,10 @@ def numerical_obstacle(model: PreTrainedModel, sharding: Sharding = WHOLE) -> st
     body_and_head = BodyAndHead(model, sharding=sharding)
     batch = _short_batch(body_and_head.vocab_size)
     with _eager_evaluation(model):
-        packed, padded = (
-            hidden_states[predictors]
-            for hidden_states, predictors in (
-                body_and_head.run(partial(packed_states, body_and_head, batch)),
-                body_and_head.run(partial(padded_states, body_and_head, batch)),
-            )
-        )
+        states, predictors = body_and_head.run(partial(packed_states, body_and_head, batch))
+        packed = states[predictors]
+        states, predictors = body_and_head.run(partial(padded_states, body_and_head, batch))
+        padded = states[predictors]
     difference = float((packed.float() - padded.float()).norm() / padded.float().norm())
     # Shards in float32 may be gathered in bfloat16, and a GPU may multiply float32 as TF32.
     eps = torch.finfo(packed.dtype).eps

@@ -23,8 +23,8 @@ from lit_grpo.policy.argument_checks import (
 from lit_grpo.policy.body_and_head import (
     BodyAndHead,
     check_body_and_head,
+    packs_match_padded,
     runs_packs,
-    runs_packs_rightly,
 )
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.policy.chat_template import end_tokens
@@ -203,7 +203,7 @@ class Policy(nn.Module):
         if self.reference_model is not None:
             self._shard_reference(self.reference_model)
         check_body_and_head(model, sharding)
-        use_packing = use_packing and runs_packs_rightly(model, sharding)
+        use_packing = use_packing and packs_match_padded(model, sharding)
         if refreshes_reference and self.lora is not None:
             self.reference_adapter = frozen_values(self.trainable_parameters())
         self.causal_model = BodyAndHead(

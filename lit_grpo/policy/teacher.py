@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from lit_grpo.policy.body_and_head import (
     BodyAndHead,
     check_body_and_head,
+    packs_match_padded,
     runs_packs,
-    runs_packs_rightly,
 )
 from lit_grpo.policy.files.loading import load_model, load_tokenizer, max_positions
 from lit_grpo.policy.files.model_source import ModelSource
@@ -132,7 +132,7 @@ class LocalTeacher(Teacher):
         )
         self.loaded_from = ModelSource.of(self.path)
         check_body_and_head(model)
-        use_packing = policy.packing and runs_packs(model) and runs_packs_rightly(model)
+        use_packing = policy.packing and runs_packs(model) and packs_match_padded(model)
         causal_model = BodyAndHead(model, use_packing=use_packing)
         needed = policy.causal_model.vocab_size
         if causal_model.vocab_size < needed:

@@ -16,7 +16,7 @@ from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError
 from lit_grpo.types.field_types import checks_types
 from lit_grpo.types.spelling import did_you_mean
 
-OF_TRAINER = {"trainer_state", "log_extra", "log_metric"}
+TRL_TRAINER_ARGUMENTS = {"trainer_state", "log_extra", "log_metric"}
 """Arguments that TRL's trainer passes in addition to columns, without a counterpart here."""
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -103,7 +103,7 @@ class FunctionReward(Reward):
         for prompt in prompts:
             row = self._form.row(prompt)
             missing = [name for name in self.columns if name not in row]
-            if names := " and ".join(sorted(OF_TRAINER.intersection(missing))):
+            if names := " and ".join(sorted(TRL_TRAINER_ARGUMENTS.intersection(missing))):
                 raise UserError(
                     f"{self.name} must not require {names} (only TRL's trainer passes that). "
                     "Give the parameter a default, such as None."

@@ -60,10 +60,10 @@ class Reward:
         timeout_seconds: Timeout of one call of ``score`` or ``score_group``; null for none.
         num_retries: Maximum number of retries with ``on_error: retry``.
         reasoning: ``strip`` to see only the answer of a completion, its text and its tokens after
-            the policy's reasoning; ``keep`` to see all of it. By default what suits the class:
-            ``keep``, if it does not say otherwise.
+            the policy's reasoning; ``keep`` to see all of it. Default: the class's own setting,
+            which is ``keep`` unless overridden.
         only_sources: Sources of the mixture whose completions it scores; null for all. The reward
-            does not apply to the others: it is neither asked nor counted, and left out of the sum.
+            does not apply to the others: it is not called, and is left out of the sum.
     """
 
     name: str = "reward"
@@ -146,7 +146,7 @@ class Reward:
         """Return whether the reward is for the source of a prompt."""
         return self.only_sources is None or prompt.source in self.only_sources
 
-    def own_prompts(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+    def applicable_prompts(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Return the prompts of the sources that the reward is for."""
         return [prompt for prompt in prompts if self.applies_to(prompt)]
 

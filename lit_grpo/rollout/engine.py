@@ -125,9 +125,9 @@ class RolloutEngine(ABC):
     """Policy version of the weights in use; -1 before the first ``load_weights``."""
 
     on_wait: Callable[[], None] = staticmethod(lambda: None)
-    """Set by the trainer. Raises an exception if the run is to end; let it propagate. Call it about
-    once a second while ``load_weights`` waits, equally often on every rank; and ``leave_if_asked``
-    in ``generate`` if that does not run in a thread of its own."""
+    """Set by the trainer. It raises an exception if the run is to end; let that propagate. Call it
+    about once a second while ``load_weights`` waits, equally often on every rank. In ``generate``
+    call ``leave_if_asked`` instead, unless the engine samples in a thread of its own."""
 
     _looked_at = 0.0
 

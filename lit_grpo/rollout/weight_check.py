@@ -67,7 +67,7 @@ class WeightCheck:
 
     def is_due(self, num_updates: int) -> bool:
         """Return whether to check at the update that follows ``num_updates`` earlier ones."""
-        is_early = num_updates < self.every and num_updates.bit_count() == 1
+        is_early = num_updates < self.every and num_updates.bit_count() == 1  # a power of two
         return is_early or num_updates % self.every == 0
 
 

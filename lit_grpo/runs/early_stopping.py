@@ -14,13 +14,13 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_grpo.stopping import without_signal
+from lit_grpo.stopping import trim_early_stopping_reason
 
 log = logging.getLogger(__name__)
 
 
-def look_after_validations(callbacks: Sequence[Callback]) -> None:
-    """Let early stopping by a metric of the validation look at it after each validation.
+def check_after_validations(callbacks: Sequence[Callback]) -> None:
+    """Make early stopping by a metric of the validation check it after each validation.
 
     Lightning would choose the end of each epoch, where a run that ends before its first validation
     would fail without its last checkpoint.
@@ -56,20 +56,20 @@ class ResumedEarlyStopping(Callback):
                     state["stopping_reason_message"] = None
 
 
-def _has_ended_run(one: EarlyStopping, state: dict[str, Any]) -> bool:
+def _has_ended_run(callback: EarlyStopping, state: dict[str, Any]) -> bool:
     """Return whether what ended the run would also end it with the present settings."""
     reason = EarlyStoppingReason(state["stopping_reason"])
     if reason is EarlyStoppingReason.PATIENCE_EXHAUSTED:
         return bool(state["wait_count"] >= state["patience"])
     if reason is EarlyStoppingReason.STOPPING_THRESHOLD:
-        return _is_beyond(one.stopping_threshold, one, state, sign=1)
+        return _is_beyond(callback.stopping_threshold, callback, state, sign=1)
     if reason is EarlyStoppingReason.DIVERGENCE_THRESHOLD:
-        return _is_beyond(one.divergence_threshold, one, state, sign=-1)
-    return reason is EarlyStoppingReason.NON_FINITE_METRIC and one.check_finite
+        return _is_beyond(callback.divergence_threshold, callback, state, sign=-1)
+    return reason is EarlyStoppingReason.NON_FINITE_METRIC and callback.check_finite
 
 
 def _is_beyond(
-    threshold: float | None, one: EarlyStopping, state: dict[str, Any], *, sign: int
+    threshold: float | None, callback: EarlyStopping, state: dict[str, Any], *, sign: int
 ) -> bool:
     """Return whether the metric that ended a run, which its message names, is beyond a threshold.
 
@@ -79,19 +79,19 @@ def _is_beyond(
     if threshold is None:
         return False
     message = str(state["stopping_reason_message"])
-    found = re.search(rf"{re.escape(one.monitor)} = ([-+.\w]+)", message)
+    found = re.search(rf"{re.escape(callback.monitor)} = ([-+.\w]+)", message)
     if found is None:
         return True
     value, limit = torch.tensor(float(found[1])), torch.tensor(threshold)
-    return bool(one.monitor_op(sign * value, sign * limit))
+    return bool(callback.monitor_op(sign * value, sign * limit))
 
 
 @rank_zero_only
-def _log_end(step: int, one: EarlyStopping, state: dict[str, Any]) -> None:
-    why = without_signal(str(state["stopping_reason_message"]))
-    higher, lower = ("raise", "lower") if one.mode == "max" else ("lower", "raise")
+def _log_end(step: int, callback: EarlyStopping, state: dict[str, Any]) -> None:
+    why = trim_early_stopping_reason(str(state["stopping_reason_message"]))
+    higher, lower = ("raise", "lower") if callback.mode == "max" else ("lower", "raise")
     remedies = {
-        EarlyStoppingReason.PATIENCE_EXHAUSTED: f"give it more patience than {one.patience}",
+        EarlyStoppingReason.PATIENCE_EXHAUSTED: f"give it more patience than {callback.patience}",
         EarlyStoppingReason.STOPPING_THRESHOLD: f"{higher} or remove its stopping_threshold",
         EarlyStoppingReason.DIVERGENCE_THRESHOLD: f"{lower} or remove its divergence_threshold",
         EarlyStoppingReason.NON_FINITE_METRIC: "set its check_finite to false",

@@ -18,7 +18,7 @@ _RUN_DIR, _HAS_TRAINED = "_lit_grpo_run_dir", "_lit_grpo_has_trained"
 reward has the first once it has taken part in a step."""
 
 
-def keep_apart(given: Iterable[Callback | Logger], run_dir: Path) -> None:
+def claim_for_run(given: Iterable[Callback | Logger], run_dir: Path) -> None:
     """Let callbacks and loggers that keep a state belong to one run directory.
 
     Raises:
@@ -82,7 +82,7 @@ def _refuse_rewards(model: L.LightningModule) -> None:
 
 
 def _rewards_with_state(model: L.LightningModule) -> list[Any]:
-    """Return the rewards of a program's own that keep a state; ours begin anew in each run."""
+    """Return the user's rewards that define ``state_dict``; each run resets the built-in ones."""
     rewards: Any = getattr(model, "rewards", None)
     return [
         one
@@ -92,7 +92,10 @@ def _rewards_with_state(model: L.LightningModule) -> list[Any]:
 
 
 def _keeps_state(one: Callback | Logger) -> bool:
-    """Return whether an object belongs to one run: all but callbacks of a program's own without."""
+    """Return whether an object belongs to one run.
+
+    Every logger and built-in callback does, and the user's callbacks with a ``state_dict``.
+    """
     is_ours = any(kind.__module__.startswith("lit_grpo.") for kind in type(one).__mro__)
     return is_ours or isinstance(one, Logger) or is_overridden("state_dict", one, parent=Callback)
 

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lit_grpo.runs.checkpoints.schedule import Checkpoints
-from lit_grpo.runs.early_stopping import ResumedEarlyStopping, look_after_validations
+from lit_grpo.runs.early_stopping import ResumedEarlyStopping, check_after_validations
 from lit_grpo.runs.files.completions import CompletionsFile
 from lit_grpo.runs.files.events import EventsFile
 from lit_grpo.runs.files.metrics import MetricsFile
@@ -68,7 +68,7 @@ def run_callbacks(
     """
     run_dir = Path(run_dir).absolute()  # a reward may change directories
     callbacks = with_progress_bar(given, enable_progress_bar)
-    look_after_validations(callbacks)
+    check_after_validations(callbacks)
     _refuse_repeated(callbacks)
     checkpoints = [one for one in callbacks if isinstance(one, Checkpoints)]
     if len(checkpoints) > 1:
@@ -153,7 +153,10 @@ def with_guards(
 
 
 def has_lightnings_checkpoints(given: Callback | list[Callback] | None) -> bool:
-    """Return whether the user's callbacks need ``enable_checkpointing``, which adds one without."""
+    """Return whether the user listed a checkpoint callback of Lightning's.
+
+    It needs ``enable_checkpointing``, with which Lightning adds one of its own if there is none.
+    """
     return any(isinstance(one, LightningCheckpoint) for one in as_list(given))
 
 

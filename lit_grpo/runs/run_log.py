@@ -28,8 +28,8 @@ from lit_grpo.stopping import (
     get_stop_reason,
     has_taken_last_step,
     how_it_ended,
-    limit_of_zero,
     warnings_at_end,
+    zero_limit,
 )
 from lit_grpo.types import RankCrashed, RankLost
 from lit_grpo.types.errors import as_rank_lost
@@ -108,7 +108,7 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
 @rank_zero_only
 def _log_no_step_left(trainer: L.Trainer, *, in_python: bool) -> None:
     """Log that a resumed run took no step, if so, and what to set so that it does."""
-    if get_stop_reason(trainer) or has_begun(trainer) or limit_of_zero(trainer):
+    if get_stop_reason(trainer) or has_begun(trainer) or zero_limit(trainer):
         return
     are_changes = bool(getattr(trainer.lightning_module, "changes", ()))
     level = logging.WARNING if are_changes else logging.INFO

@@ -22,7 +22,7 @@ from lit_grpo.runs.checkpoints.resume import (
     refuse_unfit,
     refuse_used,
 )
-from lit_grpo.runs.reuse import keep_apart, mark_as_trained, refuse_trained
+from lit_grpo.runs.reuse import claim_for_run, mark_as_trained, refuse_trained
 from lit_grpo.runs.run_callbacks import (
     as_list,
     has_lightnings_checkpoints,
@@ -113,7 +113,7 @@ class Trainer(L.Trainer):
             raise setting_error("run_dir", "a directory", run_dir, "it is a file")
         self._given: list[Callback | Logger] = [*as_list(callbacks), *as_list(logger)]
         refuse_root(settings.pop("default_root_dir", None), self.run_dir)
-        keep_apart(self._given, self.run_dir)
+        claim_for_run(self._given, self.run_dir)
         loggers = run_loggers(self.run_dir, logger)
         of_run = run_callbacks(
             self.run_dir,

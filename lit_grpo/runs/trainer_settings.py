@@ -172,7 +172,7 @@ def refuse_durations(max_time: object) -> None:
 
 
 def refuse_counts(settings: Mapping[str, Any]) -> None:
-    """Check the ranges of what counts something, of which Lightning lets some pass or fail late.
+    """Check the ranges of counts, some of which Lightning accepts or rejects only later.
 
     Args:
         settings: Arguments of Lightning's trainer; those that are missing have its defaults.

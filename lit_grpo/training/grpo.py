@@ -47,7 +47,7 @@ from lit_grpo.training.checks.own_code import (
 from lit_grpo.training.checks.same_run import CARRIED, HARMLESS, plain_settings
 from lit_grpo.training.checks.unused_settings import settings_without_effect
 from lit_grpo.training.collecting.collector import Collector
-from lit_grpo.training.collecting.prefetch import StaleGroups, StepContext
+from lit_grpo.training.collecting.prefetch import StaleGroupsWarning, StepContext
 from lit_grpo.training.collecting.score_gate import OutagePolicy
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics
@@ -89,15 +89,15 @@ class GRPOModule(EvaluatedModule):
     """Train a policy on groups of its own completions.
 
     Args:
-        policy: The model to train; in Python a directory or Hub id will do.
+        policy: The model to train; in Python, a path or Hub id is accepted, too.
         rewards: Score the completions; the weighted sum of their values is the reward of a
             completion. In Python, functions with TRL's signature are accepted too.
         group_size: Completions per prompt, at least 2.
         sampling: Temperature, token limit and other settings of sampling.
         engine: The rollout engine that samples completions; null samples with the policy itself.
         objective: The loss of an optimizer step.
-        teacher: The model that ``objective.distillation`` draws the policy to, in this process or
-            behind servers; in Python a directory or Hub id will do.
+        teacher: The model that ``objective.distillation`` distils from, in this process or behind
+            servers; in Python, a path or Hub id is accepted, too.
         advantage: How rewards become advantages.
         update: How the completions of a rollout step are split into optimizer steps.
         dynamic_sampling_rounds: Maximum number of times that a rollout step replaces groups whose
@@ -167,7 +167,7 @@ class GRPOModule(EvaluatedModule):
         self._reward_models: dict[str, ModelSource] = {}
         self._empty_steps = EmptySteps()
         self._step_log = StepLog()
-        self._stale_groups = StaleGroups()
+        self._stale_groups = StaleGroupsWarning()
 
     def _check_settings(self) -> None:
         """Refuse settings that are out of range or contradict each other."""

@@ -40,7 +40,8 @@ class SkipReason:
     """Name of the cause; empty if it is not known."""
 
     def __str__(self) -> str:
-        return f"{self.by} skipped the update" + (f" because of {self.cause}" * bool(self.cause))
+        because = f" because of {self.cause}" if self.cause else ""
+        return f"{self.by} skipped the update{because}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,7 @@ class StageEvents:
         """The stage that is running; an update rather than one of its micro-batches."""
         self.is_paused = False
         """Whether the run pauses because of an outage."""
-        self._micro_batches: list[_Measured] = []
+        self._measured: list[_Measured] = []
 
     @contextmanager
     def stage(
@@ -154,21 +155,21 @@ class StageEvents:
         try:
             yield details
         except BaseException as error:
-            self._micro_batches.clear()
+            self._measured.clear()
             if is_out_of_memory(error):
                 raise OutOfMemory(describe_out_of_memory(name, error)) from error
             raise
         finally:
             self.running = outer
         finished = _Measured(name, micro_batch, start, clock.mark(), details)
-        self._micro_batches.append(finished)
+        self._measured.append(finished)
         if micro_batch is None or self.running is None or not clock.is_asynchronous:
             clock.wait()
             self._report_all(clock)
 
     def _report_all(self, clock: Clock) -> None:
         """Report the stages that have been measured, in the order of their ends."""
-        measured, self._micro_batches = self._micro_batches, []
+        measured, self._measured = self._measured, []
         for one in measured:
             stage = Stage(
                 name=one.name,

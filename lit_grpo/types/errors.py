@@ -48,9 +48,11 @@ def is_disk_full(error: BaseException) -> TypeGuard[OSError]:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-OF_GLOO = re.compile(r"gloo/transport/\S+\] (?P<said>.+)")
-OF_NCCL = re.compile(r"(?P<said>(ncclRemoteError|Watchdog caught collective operation timeout).*)")
-OF_STORE = ("DistNetworkError", "DistStoreError")
+GLOO_ERROR = re.compile(r"gloo/transport/\S+\] (?P<said>.+)")
+NCCL_ERROR = re.compile(
+    r"(?P<said>(ncclRemoteError|Watchdog caught collective operation timeout).*)"
+)
+STORE_ERRORS = ("DistNetworkError", "DistStoreError")
 """Errors of the store through which processes of torch.distributed find each other."""
 
 
@@ -65,8 +67,8 @@ def as_rank_lost(error: BaseException) -> RankLost | None:
     if not isinstance(error, RuntimeError):
         return None
     text = str(error)
-    found = OF_GLOO.search(text) or OF_NCCL.search(text)
-    if found is None and type(error).__name__ not in OF_STORE:
+    found = GLOO_ERROR.search(text) or NCCL_ERROR.search(text)
+    if found is None and type(error).__name__ not in STORE_ERRORS:
         return None
     said = found["said"] if found else text.partition("\n")[0]
     said = said.partition(". This is typically")[0].strip().rstrip(".")

@@ -69,7 +69,7 @@ class StopReason:
 
     def __post_init__(self) -> None:
         check_fields("StopReason", self)
-        why = "of others a shell sees the rest of a division by 256"
+        why = "a shell reports exit codes modulo 256"
         check_range("StopReason.exit_code", self.exit_code, at_least=0, at_most=255, why=why)
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_DEPTH = 200
-"""How deeply lists and objects may be nested; Python's limit for what is written again is near."""
+"""How deeply lists and objects may be nested: less than Python's recursion limit allows a dump."""
 
 
 def parse_json(
@@ -17,11 +17,10 @@ def parse_json(
     """Return the value of a JSON text.
 
     Args:
-        text: The text.
         hook: Makes a value of the pairs of an object; None makes a dict.
 
     Raises:
-        ValueError: it is no JSON, is nested too deeply or has too long a number.
+        ValueError: it is not JSON, is nested too deeply, or has an integer that is too long.
     """
     try:
         value = json.loads(text, object_pairs_hook=hook)

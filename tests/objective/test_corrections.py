@@ -6,7 +6,7 @@ import torch
 from lit_grpo.objective import SamplerCorrection
 from lit_grpo.objective.corrections import (
     entropy_threshold,
-    keeps_surrogate,
+    passes_off_policy_mask,
     sampler_weights,
     top_entropy_tokens,
 )
@@ -54,7 +54,7 @@ def test_off_policy_rows_have_a_negative_advantage_and_a_policy_far_from_the_sam
     log_ratio = torch.tensor([[-1.0, -0.2, -50.0], [-0.6, -0.2, -50.0], [-1.0, -0.2, 50.0]])
     mask = torch.tensor([[1, 1, 0]] * 3).bool()
     advantages = torch.tensor([[-1.0], [-1.0], [0.0]])
-    kept = keeps_surrogate(log_ratio, advantages, mask, 0.5)
+    kept = passes_off_policy_mask(log_ratio, advantages, mask, 0.5)
     assert kept.tolist() == [[False], [True], [True]]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from lit_grpo.objective import AdvantageConfig
 from lit_grpo.objective.advantages import compute_advantages
-from lit_grpo.objective.token_advantages import TokenRewards, to_go, token_advantages
+from lit_grpo.objective.token_advantages import TokenRewards, rewards_to_go, token_advantages
 from lit_grpo.types import RewardTable, UserError
 
 BATCH = {"baseline": "batch", "deviation": "batch", "batch_statistics": "tokens"}
@@ -43,9 +43,9 @@ def random_rewards(seed: int) -> tuple[list[dict[int, float]], list[int]]:
 
 def test_rewards_to_go_are_discounted_by_token():
     rewards = torch.tensor([[1.0, 0.0, 4.0]], dtype=torch.float64)
-    assert to_go(rewards, 1.0).tolist() == [[5.0, 4.0, 4.0]]
-    assert to_go(rewards, 0.5).tolist() == [[2.0, 2.0, 4.0]]
-    assert to_go(rewards, 0.0).tolist() == [[1.0, 0.0, 4.0]]
+    assert rewards_to_go(rewards, 1.0).tolist() == [[5.0, 4.0, 4.0]]
+    assert rewards_to_go(rewards, 0.5).tolist() == [[2.0, 2.0, 4.0]]
+    assert rewards_to_go(rewards, 0.0).tolist() == [[1.0, 0.0, 4.0]]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -129,7 +129,7 @@ def test_the_statistics_are_over_all_ranks():
     rows, lengths = random_rewards(3)
     whole = token_rewards(rows, lengths)
     expected = token_advantages(whole, config, own)
-    all_returns = to_go(whole.values, 1.0)[whole.mask]
+    all_returns = rewards_to_go(whole.values, 1.0)[whole.mask]
     part = TokenRewards(
         values=whole.values[:2],
         has_reward=whole.has_reward[:2],

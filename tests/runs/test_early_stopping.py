@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from run_logs import workplace
 
 from lit_grpo.__main__ import main
-from lit_grpo.runs.early_stopping import ResumedEarlyStopping, look_after_validations
+from lit_grpo.runs.early_stopping import ResumedEarlyStopping, check_after_validations
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_metric_of_the_validation_is_looked_at_after_it_unless_the_user_says_w
     monitor, given, expected
 ):
     stopping = EarlyStopping(monitor, check_on_train_epoch_end=given)
-    look_after_validations([stopping, ResumedEarlyStopping()])
+    check_after_validations([stopping, ResumedEarlyStopping()])
     assert stopping._check_on_train_epoch_end is expected
 
 

@@ -13,7 +13,7 @@ from tiny import LLAMA
 
 from lit_grpo import AdditionData, Evaluation, GRPOModule, Policy, Reward, Sampling, Trainer
 from lit_grpo.callbacks import Checkpoints, TimingLog, ZeroRewardBreaker
-from lit_grpo.runs.reuse import keep_apart
+from lit_grpo.runs.reuse import claim_for_run
 from lit_grpo.types import UserError
 
 
@@ -42,21 +42,21 @@ def test_a_callback_that_was_refused_with_another_belongs_to_no_run(tmp_path):
         """A callback of a program that keeps what its class keeps."""
 
     used, new = OwnTiming(), Counting()
-    keep_apart([used], tmp_path / "a")
+    claim_for_run([used], tmp_path / "a")
     with pytest.raises(UserError, match="this OwnTiming belongs to the run"):
-        keep_apart([new, used], tmp_path / "b")
-    keep_apart([new], tmp_path / "c")
+        claim_for_run([new, used], tmp_path / "b")
+    claim_for_run([new], tmp_path / "c")
 
 
 def test_a_run_is_the_same_by_any_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shared = Counting()
-    keep_apart([shared], Path("run"))
-    keep_apart([shared], tmp_path / "run")
+    claim_for_run([shared], Path("run"))
+    claim_for_run([shared], tmp_path / "run")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     with pytest.raises(UserError, match="belongs to the run"):
-        keep_apart([shared], Path("run"))
+        claim_for_run([shared], Path("run"))
 
 
 def test_a_logger_belongs_to_one_run_and_a_callback_without_a_state_to_any(tmp_path):

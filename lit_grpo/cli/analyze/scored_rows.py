@@ -14,7 +14,7 @@ from lit_grpo.cli.prepare.fingerprint import PREFIX, read_scale
 from lit_grpo.cli.prepare.gold_cache import PROGRAM, CheckedAnswers, JudgeVotes
 from lit_grpo.cli.prepare.join_gold import QUESTION_DIGITS
 from lit_grpo.data.rows.prepared import PreparedDir, find_prepared
-from lit_grpo.objective.advantages import NOISE
+from lit_grpo.objective.advantages import RELATIVE_TOLERANCE
 from lit_grpo.runs.files.completions import files_by_step, read_completions, split_groups
 from lit_grpo.types import UserError
 from lit_grpo.types.settings import list_some
@@ -57,7 +57,7 @@ class ScoredRow:
         if self.scores is None:
             return None
         spread = max(self.scores) - min(self.scores)
-        return spread if spread > NOISE * max(map(abs, self.scores)) else 0.0
+        return spread if spread > RELATIVE_TOLERANCE * max(map(abs, self.scores)) else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

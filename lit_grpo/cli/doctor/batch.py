@@ -15,7 +15,7 @@ from lit_grpo.cli.doctor.findings import Finding, ok, remark
 from lit_grpo.cli.estimate.step import StepSizes, make_step
 from lit_grpo.data import PromptLoader, TrainingLoader
 from lit_grpo.runs.trainer_settings import refuse_automatic
-from lit_grpo.stopping import has_last_step, limit_of_zero
+from lit_grpo.stopping import has_step_limit, zero_limit
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.checks.compatibility import is_endless
 from lit_grpo.training.checks.learning_rates import warn_of_rate, warn_of_warm_up
@@ -101,9 +101,9 @@ def _length(run: BuiltRun) -> Iterator[Finding]:
     if words:
         text = "; ".join(words)
         yield ok(f"{text[0].upper()}{text[1:]}.")
-    if run.module.lr_schedule != "constant" and not has_last_step(trainer):
+    if run.module.lr_schedule != "constant" and not has_step_limit(trainer):
         run.module.num_optimizer_steps()  # raises what fit would
-    if limit := limit_of_zero(trainer):
+    if limit := zero_limit(trainer):
         yield remark(f"Nothing would be trained: trainer.{limit} is 0.")
     elif is_endless(trainer):
         yield remark(

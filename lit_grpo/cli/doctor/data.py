@@ -55,7 +55,7 @@ def _suspicious(train: Sequence[Prompt], rewards: Sequence[Reward]) -> Iterator[
             "which the policy sees. Where that is the gold answer, move it to a column answer."
         )
     for reward in rewards:
-        own = reward.own_prompts(train)
+        own = reward.applicable_prompts(train)
         unanswered = sum(prompt.answer is None for prompt in own)
         if unanswered and _may_need_gold(reward):
             yield remark(
@@ -166,7 +166,7 @@ def _check_prompts(
     if not _has_check(reward):
         return is_ours(own_reward(reward))
     if isinstance(reward, JudgedReward):  # its start asks the judge
-        checked = reward.check(reward.own_prompts(prompts))
+        checked = reward.check(reward.applicable_prompts(prompts))
         if inspect.isawaitable(checked):
             asyncio.run(_wait(checked))
         return True

@@ -1,4 +1,4 @@
-"""Run checks, of which one that fails does not stop the others, and print what they find."""
+"""Run checks and print what they find; a check that fails does not stop the others."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ VALUES = {
 }
 """Last part of a key -> its values there, in lower case with _ for - -> those here."""
 
-OF_SECTION = {"advantage": "baseline", "objective": "surrogate", "kl": "estimator"}
+FIRST_FIELD = {"advantage": "baseline", "objective": "surrogate", "kl": "estimator"}
 """Section -> the key under it whose value is likely to be given in its place."""
 
 
@@ -66,10 +66,10 @@ def suggest_value(key: str, value: str) -> str:
     """
     last = key.rpartition(".")[2]
     name = value.lower().replace("-", "_")
-    ours = VALUES.get(OF_SECTION.get(last, last), {}).get(name)
+    ours = VALUES.get(FIRST_FIELD.get(last, last), {}).get(name)
     if ours is None:
         return ""
-    under = f"{key}.{OF_SECTION[last]}: " if last in OF_SECTION else ""
+    under = f"{key}.{FIRST_FIELD[last]}: " if last in FIRST_FIELD else ""
     has_preset = (BUNDLED / "presets" / f"{name}.yaml").is_file()
     preset = f" The whole method: --config presets/{name}." if has_preset else ""
     return f" Did you mean {under}{ours}?{preset}"

@@ -19,12 +19,12 @@ from lit_grpo.cli.parsing.suggestions import keys, suggest, suggest_key
 from lit_grpo.cli.parsing.type_hints import class_names, literals, takes_function, type_of
 from lit_grpo.cli.parsing.value_errors import (
     DATA_EXAMPLE,
+    explain_no_section,
+    explain_null_as_text,
+    explain_other_base,
+    explain_wrong_type,
     is_null_in_words,
     missing_keys,
-    no_section,
-    null_as_text,
-    other_base,
-    wrong_type,
 )
 from lit_grpo.data import PromptData
 from lit_grpo.diagnostics.causes import Action
@@ -79,7 +79,7 @@ def explain_interpolation(parser: Any, error: Any) -> str:
     return f"{error.full_key}: cannot interpolate: {reason}"
 
 
-def nested(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_nested(parser: Any, key: str, match: re.Match[str]) -> str:
     """Reword the error of a class; of several that may be meant, the one that is likeliest."""
 
     def likelihood(one: re.Match[str]) -> tuple[bool, bool]:
@@ -87,7 +87,8 @@ def nested(parser: Any, key: str, match: re.Match[str]) -> str:
 
     best = max(match.re.finditer(match.string), key=likelihood)
     if key == "data" and best["path"].endswith(".LightningDataModule"):
-        return no_class_path(parser, key, match)  # the class that stands for every kind of data
+        # The class that stands for every kind of data.
+        return explain_no_class_path(parser, key, match)
     name, inner = best["path"].rsplit(".", 1)[-1], best["inner"]
     setting = inner.partition(": no such key")[0]
     if name == "MixtureData" and _is_of_rows(setting):
@@ -115,7 +116,7 @@ def about_settings(path: str, setting: str) -> str:
     return ""
 
 
-def of_source(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_source(parser: Any, key: str, match: re.Match[str]) -> str:
     """Reword the error of a source of a mixture, and name the source."""
     source, inner = f"{key}.sources.{match['name']}", match["inner"]
     setting = inner.partition(": no such key")[0]
@@ -124,14 +125,14 @@ def of_source(parser: Any, key: str, match: re.Match[str]) -> str:
     return f"{source}.{inner}"
 
 
-def empty_source(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_empty_source(parser: Any, key: str, match: re.Match[str]) -> str:
     """Reword the error of a source without rows, which a mistyped name on the command line adds."""
     names = re.findall(SOURCE, match.string)
     hint = did_you_mean(match["name"], [one for one in names if one != match["name"]])
     return f"{key}.sources.{match['name']}.data: required, but not set.{hint}"
 
 
-def no_class_path(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_no_class_path(parser: Any, key: str, match: re.Match[str]) -> str:
     hint = ""
     if key == "data":
         hint = f" In a file: {DATA_EXAMPLE}; without one: --data PromptData --data.train FILE."
@@ -145,17 +146,17 @@ def no_class_path(parser: Any, key: str, match: re.Match[str]) -> str:
     )
 
 
-def abstract_class(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_abstract_class(parser: Any, key: str, match: re.Match[str]) -> str:
     hint = type_of(parser, key)
     of_key = [one.__name__ for one in (hint, *get_args(hint)) if isinstance(one, type)]
     name = (match["path"] or match["value"] or "").strip().rsplit(".", 1)[-1]
     if key == "data" or not name or name in of_key:  # stands for every class, since none was named
-        return no_class_path(parser, key, match)
+        return explain_no_class_path(parser, key, match)
     known = ", ".join(sorted(set(class_names(hint))))
     return f"{key}: {name} is only the base class of others. Choose from {known}."
 
 
-def bad_import(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_bad_import(parser: Any, key: str, match: re.Match[str]) -> str:
     if match["reason"].startswith("'str' object has no attribute 'keys'"):
         return (
             f"{key}: init_args of {match['path']} must be keys with their values, got a text. "
@@ -178,16 +179,16 @@ def suggest_attribute(module: str, name: str) -> str:
     return did_you_mean(name, vars(sys.modules[module]) if module in sys.modules else {})
 
 
-def unknown_class(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_unknown_class(parser: Any, key: str, match: re.Match[str]) -> str:
     name, expected = match["value"], type_of(parser, key)
     if takes_function(expected):
-        return no_function(parser, key, match)
+        return explain_no_function(parser, key, match)
     if is_null_in_words(name, expected):
-        return wrong_type(parser, key, match)
+        return explain_wrong_type(parser, key, match)
     known = sorted(set(class_names(expected)))
     hint = did_you_mean(name, known)
     if not hint and any(plain in get_args(expected) for plain in (bool, int, float, str)):
-        return wrong_type(parser, key, match)
+        return explain_wrong_type(parser, key, match)
     if name in set(class_names(Reward)):  # and not among the classes that are expected
         return f"{key}: {name} is a reward. Put it into model.rewards: --model.rewards+={name}."
     if "Rule" in known:
@@ -205,7 +206,7 @@ def unknown_class(parser: Any, key: str, match: re.Match[str]) -> str:
     return f"{key}: no class is called {name}.{hint or path}"
 
 
-def wrong_class(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_wrong_class(parser: Any, key: str, match: re.Match[str]) -> str:
     path, hint = match["path"], ""
     if match["base"] == "Reward":
         with suppress(ImportError, AttributeError, ValueError):
@@ -231,21 +232,21 @@ def _as_reward(path: str, given: object) -> str:
     )
 
 
-def is_rate(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_rate(parser: Any, key: str, match: re.Match[str]) -> str:
     return f"{key}: expected a class, got {match['value']}. The learning rate is {key}.lr."
 
 
-def bad_callable(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_bad_callable(parser: Any, key: str, match: re.Match[str]) -> str:
     reason = re.sub(r"<class '([^']+)'>", r"\1", match["reason"])
     reason = reason.replace("Expected an import path or a subclass spec, but", "expected a class,")
     return f"{key}: {reason.rstrip('.')}."
 
 
-def no_keys(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_no_keys(parser: Any, key: str, match: re.Match[str]) -> str:
     return f"{key}: expected the keys of {match['base']}, got {match['value'].strip()}."
 
 
-def no_function(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_no_function(parser: Any, key: str, match: re.Match[str]) -> str:
     """Reword what is neither a choice nor the path of a function."""
     path, choices = match["value"], list(literals(type_of(parser, key)))
     module, _, name = path.rpartition(".")
@@ -256,14 +257,14 @@ def no_function(parser: Any, key: str, match: re.Match[str]) -> str:
     return f"{key}: expected {rule}, got {path}{why}"
 
 
-def unknown_key(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_unknown_key(parser: Any, key: str, match: re.Match[str]) -> str:
     full_key = ".".join(filter(None, [match["group"], match["key"]]))
     hint = suggest_key(parser, full_key)
     hint = hint or did_you_mean(full_key.split(".")[0], ("class_path", "init_args"))
     return f"{full_key}: no such key.{hint}"
 
 
-def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
     argument = match["argument"].split("=")[0]
     if not argument.startswith("--"):
         fix = "Use --config FILE and --KEY VALUE."
@@ -279,14 +280,14 @@ def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
     return f"{argument}: no such key.{suggest_key(parser, argument)}"
 
 
-def not_dotted(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_not_dotted(parser: Any, key: str, match: re.Match[str]) -> str:
     path = match["value"]
     place, _, name = path.rpartition(":")
     fix = f" Write {Path(place).stem}.{name}." if name.isidentifier() and place else ""
     return f"{key}: expected the path of a class, such as my_module.MyClass, got {path}.{fix}"
 
 
-def not_text(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_no_text_key(parser: Any, key: str, match: re.Match[str]) -> str:
     return (
         f"a key of the config must be text, got {match['value']}. Write decimals with a "
         "point (a comma between braces begins the next key), and keys such as 1 or no in quotes."
@@ -296,42 +297,45 @@ def not_text(parser: Any, key: str, match: re.Match[str]) -> str:
 Rule = Callable[[Any, str, "re.Match[str]"], str]
 """Reword an error, given the parser, the key that it names (may be empty) and the match."""
 RULES: tuple[tuple[str, Rule], ...] = (
-    (r'Parser key "model\.optimizer".*: (?P<value>[+-]?[\d.]+(e[+-]?\d+)?)$', is_rate),
+    (r'Parser key "model\.optimizer".*: (?P<value>[+-]?[\d.]+(e[+-]?\d+)?)$', explain_rate),
     (  # sources before it have become namespaces
         rf"MixtureSource\.(?P<inner>[^{END}]*){END}.*Given value: .*?"
         r"('sources': \{|__subclasses_disabled__=True\), )'(?P<name>\w+)': \{",
-        of_source,
+        explain_source,
     ),
     (
         rf"MixtureSource\.data: required.*{SOURCE}, init_args=Namespace\(data=None",
-        empty_source,
+        explain_empty_source,
     ),
-    (rf"class_path '(?P<path>[^']+)':\s*{BEGIN}(?P<inner>[^{END}]*){END}", nested),
-    (rf"{BEGIN}(?P<inner>[^{END}]*){END}.*class_path='(?P<path>[^']+)'", nested),
-    (r"(?P<why>YAML reads \S+ as .+?, else [^\n]+?\.)(\s|$)", other_base),
-    (r"Null as text", null_as_text),
-    (r"Got value: (?P<value>None)$", wrong_type),
+    (rf"class_path '(?P<path>[^']+)':\s*{BEGIN}(?P<inner>[^{END}]*){END}", explain_nested),
+    (rf"{BEGIN}(?P<inner>[^{END}]*){END}.*class_path='(?P<path>[^']+)'", explain_nested),
+    (r"(?P<why>YAML reads \S+ as .+?, else [^\n]+?\.)(\s|$)", explain_other_base),
+    (r"Null as text", explain_null_as_text),
+    (r"Got value: (?P<value>None)$", explain_wrong_type),
     (
         r"Expected an instantiatable class, but (?P<path>\S+ )?is abstract"
         r"(.*Given value: (?P<value>\w\S*)$)?",
-        abstract_class,
+        explain_abstract_class,
     ),
-    (r"class_path '(?P<path>[^']+)':\s*(?P<reason>[^\n]+)", bad_import),
-    (r"Not a valid subclass of (?P<base>\w+)\. Got value: (?P<value>\{[^\n]*)\n", no_keys),
-    (r"Key must be a string, got: (?P<value>.+)\.", not_text),
-    (r"No section: (?P<value>.*)", no_section),
-    (r"Unable to load config ['\"](?P<value>[^\n]*)['\"]", no_section),
-    (r"Expected a dot import path string: (?P<value>[^\n]+?)\s*(\n|$)", unknown_class),
+    (r"class_path '(?P<path>[^']+)':\s*(?P<reason>[^\n]+)", explain_bad_import),
+    (r"Not a valid subclass of (?P<base>\w+)\. Got value: (?P<value>\{[^\n]*)\n", explain_no_keys),
+    (r"Key must be a string, got: (?P<value>.+)\.", explain_no_text_key),
+    (r"No section: (?P<value>.*)", explain_no_section),
+    (r"Unable to load config ['\"](?P<value>[^\n]*)['\"]", explain_no_section),
+    (r"Expected a dot import path string: (?P<value>[^\n]+?)\s*(\n|$)", explain_unknown_class),
     (
         r"subtypes.*a callable class: (?P<reason>[^\n]+).*value: (?P<value>\S+)$",
-        no_function,
+        explain_no_function,
     ),
-    (r"a callable class: (?P<reason>.+)\. Got value", bad_callable),
-    (r"Import path (?P<path>\S+) does not correspond to a subclass of (?P<base>\w+)", wrong_class),
-    (r"(Group '(?P<group>.+)' does not accept o|O)ption '(?P<key>[^']+)'", unknown_key),
-    (r"model\.policy.*Unexpected import path format: (?P<value>\S+)", wrong_type),
-    (r"Unexpected import path format: (?P<value>[^\s}]+)", not_dotted),
-    (r"unrecognized arguments: (?P<argument>\S+)", unknown_argument),
+    (r"a callable class: (?P<reason>.+)\. Got value", explain_bad_callable),
+    (
+        r"Import path (?P<path>\S+) does not correspond to a subclass of (?P<base>\w+)",
+        explain_wrong_class,
+    ),
+    (r"(Group '(?P<group>.+)' does not accept o|O)ption '(?P<key>[^']+)'", explain_unknown_key),
+    (r"model\.policy.*Unexpected import path format: (?P<value>\S+)", explain_wrong_type),
+    (r"Unexpected import path format: (?P<value>[^\s}]+)", explain_not_dotted),
+    (r"unrecognized arguments: (?P<argument>\S+)", explain_unknown_argument),
     (r"the following arguments are required: (?P<keys>.+)", missing_keys),
-    (r"(Got|Given) value: (?P<value>.*?)(\n\s*Subclass types expect.*)?$", wrong_type),
+    (r"(Got|Given) value: (?P<value>.*?)(\n\s*Subclass types expect.*)?$", explain_wrong_type),
 )

@@ -19,7 +19,7 @@ EVALUATION, ACCURACY = "model.evaluation", "accuracy"
 _COLON = re.compile(r"[\w./~-]+:[A-Za-z_]\w*")
 """``module:function`` or ``path/to/file.py:function``, which no class is written like."""
 _FILE = re.compile(r"[\w./~-]+\.py")
-"""A file alone, of which `FunctionReward` says which functions it has."""
+"""A path without a function; `FunctionReward` then lists the functions of the file."""
 _DOTTED = re.compile(r"(\w+\.)+\w+")
 
 

@@ -35,7 +35,7 @@ def not_set(names: str) -> str:
     return f"{names}: required, but not set.{hint}"
 
 
-def no_section(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_no_section(parser: Any, key: str, match: re.Match[str]) -> str:
     parts = [name.removeprefix(f"{key}.") for name in keys(parser) if name.startswith(f"{key}.")]
     known = list(dict.fromkeys(part.split(".")[0].rstrip("+") for part in parts))
     few = ", ".join(known[:4]) + (", …" if len(known) > 4 else "")
@@ -66,14 +66,14 @@ def _is_path(key: str) -> bool:
     return key.rpartition(".")[2] in PATHS
 
 
-def null_as_text(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_null_as_text(parser: Any, key: str, match: re.Match[str]) -> str:
     expected = type_of(parser, key)
     fix = "Write null" if admits_null(expected) else "Remove it"
     path = ", or ./None for a path of that name" if _is_path(key) else ""
     return f"{key}: expected {type_name(expected)}, got the text None. {fix}{path}."
 
 
-def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
     expected, value = type_of(parser, key), one_line(match["value"])
     if is_null_in_words(value, expected):  # a text, since null itself is not an error
         return f"{key}: expected {type_name(expected)}, got the text {value}. Write null."
@@ -107,5 +107,5 @@ def _hint(key: str, expected: Any, value: str) -> str:
     return f" Did you mean {longer[0]}?" if longer else ""
 
 
-def other_base(parser: Any, key: str, match: re.Match[str]) -> str:
+def explain_other_base(parser: Any, key: str, match: re.Match[str]) -> str:
     return f"{key}: {match['why']}"

@@ -139,7 +139,7 @@ def _pairs_for(
     """Return pairs that the reward can score; none if no good answers are known."""
     if isinstance(reward, RubricAlignmentReward):
         return []
-    if pairs := list(islice(gold_pairs(reward.own_prompts(read_prompts())), NUM_PAIRS)):
+    if pairs := list(islice(gold_pairs(reward.applicable_prompts(read_prompts())), NUM_PAIRS)):
         return pairs
     pairs = [
         Pair(Prompt(id=question, text=question, token_ids=(), columns={}), good, bad)

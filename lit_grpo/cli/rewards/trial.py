@@ -95,8 +95,8 @@ def try_rewards(
         path: Path of the table, with a row for each completion; numbered if it exists already.
 
     Returns:
-        The exit code: 0, or 1 if a reward gave no completion a value, unless it abstained, or if so
-        many rows have no value that a run would not train on such a step.
+        The exit code: 0, or 1 if a reward failed on every completion, or if a run would not train
+        on a step with so many missing scores.
 
     Raises:
         RewardFailed: a reward with ``on_error: raise`` gave no value.

@@ -1,4 +1,4 @@
-"""Where the rows of a data module come from: files, datasets, and rows given in Python."""
+"""Rows given in Python: dicts, tables, datasets, and lists of files."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def as_sources(key: str, given: Any) -> list[Source]:
     for number, row in enumerate(items, start=1):
         _check_columns(row, f"{where}, row {number}")
     if not items and key != "train":  # of which there is a message of its own
-        raise setting_error(where, "rows, or null for none", "no rows", "of a filter?")
+        raise setting_error(where, "rows, or null", "an empty list", "did a filter drop them all?")
     return [GivenRows(key, tuple(items))] if items else []
 
 
 def as_rows(owner: str, split: str, given: Any) -> Sequence[Row]:
     """Return what ``rows`` of a data module has returned for a split, with dicts as rows.
 
-    None is no rows, as of a split that there is not; there must be rows to train on.
+    None means that there is no such split; only ``train`` must have rows.
 
     Args:
         owner: Name of the class of the data module, which is the source of these rows.

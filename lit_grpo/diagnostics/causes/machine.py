@@ -136,7 +136,7 @@ MACHINE = (
         title="Held-out prompts are trained on",
         meaning=(
             "Prompts of the validation data are in the training data, too, with the same gold "
-            "answer: `val/accuracy` measures in part what was learned by heart."
+            "answer: `val/accuracy` partly measures memorisation."
         ),
         advice=(
             "Remove them from `data.train`.",

@@ -53,14 +53,13 @@ REWARDS = (
         title="No completion could be scored",
         meaning=(
             "In every step of the streak no row had a value of all rewards, and "
-            "`reward/valid_fraction` was 0. No optimizer step was taken. It takes an `outage` that "
-            "lets such steps pass, or a reward that declines to score everything."
+            "`reward/valid_fraction` was 0. No optimizer step was taken. This happens only if "
+            "`model.outage` lets such steps pass, or if a reward returns None for every row."
         ),
         advice=(
-            "The message names the reward and how its scores ended: mend that first. Each row of "
+            "The message names the reward and how its scores ended: fix that first. Each row of "
             "completions/ has the outcome, and the detail behind it.",
-            "If a reward declines rows that are not its own by returning None, let it score some "
-            "of every step.",
+            "If a reward returns None for rows of other sources, let it score some of every step.",
         ),
         noticed_by="`ZeroRewardBreaker`",
         patience=5,

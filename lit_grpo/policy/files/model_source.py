@@ -1,4 +1,4 @@
-"""Recognise the models that a run began with, of which checkpoints do not have all."""
+"""Recognise the models that a run was started from, whose weights checkpoints may leave out."""
 
 from __future__ import annotations
 

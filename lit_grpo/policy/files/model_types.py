@@ -1,4 +1,4 @@
-"""Explain that `transformers` does not know an architecture, of which it lists all, hundreds."""
+"""Explain an architecture that `transformers` does not know; its own error lists hundreds."""
 
 from __future__ import annotations
 

@@ -94,7 +94,9 @@ async def _are_equal_lists(golds: Items, answers: Items, algebra: Algebra) -> bo
 def _are_values_of(name: str, answers: Items) -> bool:
     """Return whether no answer is said to be the value of another variable."""
     names = [sides[0] for text in answers.texts if len(sides := sides_of(text)) > 1]
-    return all(_plain(one) == _plain(name) for one in names + [answers.name] * bool(answers.name))
+    if answers.name:
+        names = [*names, answers.name]
+    return all(_plain(one) == _plain(name) for one in names)
 
 
 async def _are_equal_tuples(golds: Items, answers: Items, algebra: Algebra) -> bool:

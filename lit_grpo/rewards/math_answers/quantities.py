@@ -41,7 +41,7 @@ _ATTACHED = (
     rf"{_POWER}\b)?"
 )
 _PER = r"[mgJ](?=/(?:s|min|hr?|mol|kg|cm|m|mL|L|K)\b)"
-"""A unit of one letter, of which a quotient is no formula: ``m/s``."""
+"""A unit of one letter before a slash, as in ``m/s``, which is no quotient of variables."""
 _WORD = (
     rf"(?!{_NO_UNIT})(?:an?(?= [A-Za-z]{{2}})|[A-Za-z][A-Za-z'’.-]++|{_PER})"
     rf"(?: ?/ ?[A-Za-z]++)?{_POWER}"

@@ -123,7 +123,7 @@ class RewardSuite:
             UserError: a checkpoint cannot hold the state of a reward.
         """
         for reward in self.rewards:
-            self._running().run_hook(reward.check, reward.own_prompts(prompts))
+            self._running().run_hook(reward.check, reward.applicable_prompts(prompts))
         self.state_dict()
 
     def check_sources(self, sources: Sequence[str]) -> None:

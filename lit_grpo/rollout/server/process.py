@@ -87,7 +87,8 @@ class ServerProcess:
             text = log.read().decode(errors="replace")
         lines = (text.replace(self._secret, HIDDEN) if self._secret else text).splitlines()
         errors = _error_lines(lines[:-num_lines])
-        return "\n".join(errors + ["..."] * bool(errors) + lines[-num_lines:])
+        first = [*errors, "..."] if errors else []
+        return "\n".join(first + lines[-num_lines:])
 
     def stop(self) -> None:
         """Terminate the server, kill what is left after a grace period, and wait for it."""

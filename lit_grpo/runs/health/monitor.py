@@ -208,7 +208,7 @@ class HealthMonitor(Callback):
             self._stop(trainer, one, message)
         elif one.action == "roll_back":
             self._roll_back(trainer, pl_module, one, message)
-        elif one.is_told(self.repeat_every):
+        elif one.should_report(self.repeat_every):
             if self._is_skipped:
                 message += " The update was skipped."
             if one.has_lasted:
@@ -219,8 +219,8 @@ class HealthMonitor(Callback):
             record_event(trainer, kind, message, one.cause.name)
 
     def _warn(self, trainer: L.Trainer, one: WatchedCause, message: str) -> None:
-        is_said = one.num_due == 1 or one.has_lasted
-        often = "" if is_said else f" ({one.num_due} steps so far)"
+        is_first = one.num_due == 1 or one.has_lasted
+        often = "" if is_first else f" ({one.num_due} steps so far)"
         if trainer.is_global_zero:
             said = for_this_run(trainer, message)
             log.warning("rollout step %d%s: %s", step_number(trainer), often, said)

@@ -48,7 +48,7 @@ class WatchedCause:
         """Whether it has lasted long enough for its warning to be an alert."""
         return self.alert_after is not None and self.streak >= self.alert_after
 
-    def is_told(self, repeat_every: int) -> bool:
+    def should_report(self, repeat_every: int) -> bool:
         """Return whether this is one of the steps with a message."""
         is_turn = self.num_due == 1 or self.num_due % repeat_every == 0
         return is_turn or self.streak == self.alert_after

@@ -253,13 +253,13 @@ class StopOnSignal(StopAtSafePoints):
         self._previous_handlers = {}
 
 
-def received_signal(trainer: L.Trainer, *, before: float = 0.0) -> signal.Signals | None:
+def received_signal(trainer: L.Trainer, *, min_age: float = 0.0) -> signal.Signals | None:
     """Return the signal that is to end the training of this rank, if any.
 
     Args:
-        before: Seconds ago at which it had already come.
+        min_age: Ignore a signal that came less than so many seconds ago.
     """
-    latest = time.monotonic() - before
+    latest = time.monotonic() - min_age
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     noticed = (one.noticed for one in callbacks if isinstance(one, StopOnSignal))
     return next((signum for seen, signum in filter(None, noticed) if seen <= latest), None)
@@ -267,11 +267,7 @@ def received_signal(trainer: L.Trainer, *, before: float = 0.0) -> signal.Signal
 
 def handles_signals() -> bool:
     """Return whether a `StopOnSignal` receives this process's signals: the training has begun."""
-    return any(map(_stops_training, SIGNALS))
-
-
-def _stops_training(signum: int) -> bool:
-    return _stopper(signum) is not None
+    return any(_stopper(one) is not None for one in SIGNALS)
 
 
 def _stopper(signum: int) -> StopOnSignal | None:

@@ -154,7 +154,7 @@ class StallWatchdog(StopAtSafePoints):
 
     def _is_to_end(self, trainer: L.Trainer) -> bool:
         """Return whether the run is to end if it is stuck."""
-        return self.action == "stop" or received_signal(trainer, before=LEAVE_SECONDS) is not None
+        return self.action == "stop" or received_signal(trainer, min_age=LEAVE_SECONDS) is not None
 
     def _allowed_seconds(self, name: str) -> float:
         """Return how long a stage may make no progress."""

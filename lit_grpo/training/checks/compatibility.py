@@ -13,7 +13,7 @@ from lit_grpo.data import TrainingLoader
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy import Policy, Teacher
 from lit_grpo.rollout import RolloutEngine, Sampling
-from lit_grpo.stopping import has_last_step
+from lit_grpo.stopping import has_step_limit
 from lit_grpo.types import Prompt, UserError, check_range, setting_error
 
 log = logging.getLogger(__name__)
@@ -260,7 +260,7 @@ def log_if_endless(trainer: L.Trainer) -> None:
 def is_endless(trainer: L.Trainer) -> bool:
     """Return whether neither a last step nor a time limit ends a run."""
     has_limit = any(isinstance(one, Timer) for one in trainer.callbacks)  # type: ignore[attr-defined]
-    return not has_last_step(trainer) and not has_limit
+    return not has_step_limit(trainer) and not has_limit
 
 
 @rank_zero_only

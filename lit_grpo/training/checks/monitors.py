@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 OURS = ("lit_grpo", "lightning")
 """Packages that log nothing else of a validation."""
-LOOK_AFTER_VALIDATIONS = (
+HOW_TO_CHECK_AFTER_VALIDATIONS = (
     "To let it look after each validation, set its check_on_train_epoch_end to false, "
     "trainer.check_val_every_n_epoch to null, trainer.val_check_interval to a number of steps"
 )
@@ -91,13 +91,13 @@ def warn_of_unasked(
     for callback, kind, monitor in _watching(trainer):
         if type(callback) is not EarlyStopping or monitor.startswith("val"):
             continue
-        at_epochs = _looks_at_epochs(callback, trainer)
+        at_epochs = _checks_at_epoch_ends(callback, trainer)
         if at_epochs and num_steps <= per_epoch < math.inf:
             rows = "" if has_validation else f", and {_hold_out(trainer)}"
             _warn(
                 f"{kind} watches {monitor} at the end of each epoch, but the run of "
                 f"{num_steps:.0f} steps ends no later than its first epoch, of {per_epoch:.0f}, so "
-                f"it never ends the run. {LOOK_AFTER_VALIDATIONS}{rows}."
+                f"it never ends the run. {HOW_TO_CHECK_AFTER_VALIDATIONS}{rows}."
             )
         elif not (at_epochs or has_validation):
             has_epochs = per_epoch < num_steps
@@ -108,7 +108,7 @@ def warn_of_unasked(
             )
 
 
-def _looks_at_epochs(callback: EarlyStopping, trainer: L.Trainer) -> bool:
+def _checks_at_epoch_ends(callback: EarlyStopping, trainer: L.Trainer) -> bool:
     """Return whether it looks at the end of epochs, not after validations; also before `setup`."""
     given = callback._check_on_train_epoch_end
     if given is not None:

@@ -35,10 +35,11 @@ class RolloutFactory:
         seed: int,
         finished: Mapping[int, ScoredCompletion] = NO_ROWS,
     ) -> PendingRollout:
-        """Return a rollout of G completions per prompt, of which the finished rows are not sampled.
+        """Return a rollout of G completions per prompt; finished rows are not sampled again.
 
-        It is not yet started, but what the finished rows lack of scores is asked for. The prompts
-        go to the engine and to the rewards; a completion finds its prompt by its row number.
+        It is not started yet, but the scores that finished rows lack are requested at once. The
+        prompts go to the engine and to the rewards; a completion finds its prompt by its row
+        number.
         """
         scoring = self.rewards.open(prompts, self.group_size) if prompts else None
         if scoring is not None:

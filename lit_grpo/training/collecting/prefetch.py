@@ -135,16 +135,16 @@ class Prefetcher:
         return hashlib.sha256(made_of.encode()).hexdigest()
 
 
-class StaleGroups:
+class StaleGroupsWarning:
     """Warn at the first step whose groups were dropped as too old; later ones have the metric."""
 
     def __init__(self) -> None:
-        self._is_said = False
+        self._has_warned = False
 
     def warn_once(self, fraction: float, step: int) -> None:
         """Log a warning if this is the first step, numbered from 1, with such groups."""
-        if fraction and not self._is_said:
-            self._is_said = True
+        if fraction and not self._has_warned:
+            self._has_warned = True
             rank_zero_only(log.warning)(
                 "rollout step %d: %s This warning comes once; the metric rollout/stale_fraction "
                 "covers every step.",

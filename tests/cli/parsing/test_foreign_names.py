@@ -10,7 +10,7 @@ from cli_base import BASE
 from paths import ROOT
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.parsing.foreign_names import OF_SECTION, VALUES, suggest_value
+from lit_grpo.cli.parsing.foreign_names import FIRST_FIELD, VALUES, suggest_value
 from lit_grpo.cli.parsing.type_hints import literals
 from lit_grpo.objective import AdvantageConfig, KLTerm, Objective
 from lit_grpo.training.optimizer.learning_rate import Schedule
@@ -50,7 +50,7 @@ def test_every_suggested_value_is_a_choice_of_its_key():
         choices = {*literals(hints[key])}
         assert {ours.split(",")[0] for ours in values.values()} <= choices
         assert choices.isdisjoint(values)
-    assert {*OF_SECTION.values()} <= VALUES.keys()
+    assert {*FIRST_FIELD.values()} <= VALUES.keys()
 
 
 def test_aggregations_are_those_of_the_table_in_the_docs():

@@ -146,7 +146,7 @@ def test_a_column_whose_name_is_no_text_is_refused_with_its_row():
 
 def test_no_rows_to_validate_on_are_not_silently_none():
     for none in ([], pd.DataFrame()):
-        with pytest.raises(UserError, match="data.validation must be rows, or null for none, got"):
+        with pytest.raises(UserError, match="data.validation must be rows, or null, got an empty"):
             PromptData(train=[{"prompt": "a", "answer": "b"}], validation=none)
 
 
