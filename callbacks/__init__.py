@@ -7,7 +7,7 @@ callbacks that every run has are defined in `lit_grpo.runs`.
 from lit_grpo.callbacks.alerts import Alerts
 from lit_grpo.callbacks.push_to_hub import PushToHub
 from lit_grpo.callbacks.timing import TimingLog
-from lit_grpo.runs.checkpoints.schedule import Checkpoints
+from lit_grpo.runs.checkpoints.callback import Checkpoints
 from lit_grpo.runs.health.monitor import HealthMonitor
 from lit_grpo.runs.health.rules import Rule
 from lit_grpo.runs.health.zero_reward import ZeroRewardBreaker

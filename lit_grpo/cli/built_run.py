@@ -14,7 +14,7 @@ from lit_grpo.data import TrainingLoader
 from lit_grpo.policy.files.loading import max_positions
 from lit_grpo.rewards import JudgedReward, ProcessReward, Reward
 from lit_grpo.rewards.scoring.suite import RewardSuite
-from lit_grpo.runs.checkpoints.schedule import Checkpoints
+from lit_grpo.runs.checkpoints.callback import Checkpoints
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.base import PolicyModule
 from lit_grpo.types import Prompt, UserError

@@ -240,15 +240,17 @@ class ZeROStrategy(DeepSpeedStrategy):
         checkpoint = read_others(path, weights_only=weights_only)
         names = dict.fromkeys(checkpoint.pop("weight_names"))
         has_optimizer = not has_other_optimizer(checkpoint, self.engine.optimizer)
-        if not self._names(are_trained=True) <= names.keys():
-            pass  # `ResumableModule` says what is missing
-        elif Partition(**checkpoint[DEEPSPEED]) == self.partition and has_optimizer:
-            self.engine.load_checkpoint(
-                str(path), tag=ZERO_TAG, load_module_strict=False, load_lr_scheduler_states=False
-            )
-        else:
-            saved = ZeROTraining(path / ZERO_TAG)
-            load_training(self.engine, saved, names, with_optimizer=has_optimizer)
+        if self._names(are_trained=True) <= names.keys():  # else `ResumableModule` says what lacks
+            if Partition(**checkpoint[DEEPSPEED]) == self.partition and has_optimizer:
+                self.engine.load_checkpoint(
+                    str(path),
+                    tag=ZERO_TAG,
+                    load_module_strict=False,
+                    load_lr_scheduler_states=False,
+                )
+            else:
+                saved = ZeROTraining(path / ZERO_TAG)
+                load_training(self.engine, saved, names, with_optimizer=has_optimizer)
         return checkpoint | {"state_dict": names}
 
     def _load_whole(self, path: Path, weights_only: bool | None) -> dict[str, Any]:

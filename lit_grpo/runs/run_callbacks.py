@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lit_grpo.runs.checkpoints.schedule import Checkpoints
+from lit_grpo.runs.checkpoints.callback import Checkpoints
 from lit_grpo.runs.early_stopping import ResumedEarlyStopping, check_after_validations
 from lit_grpo.runs.files.completions import CompletionsFile
 from lit_grpo.runs.files.events import EventsFile

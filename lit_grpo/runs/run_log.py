@@ -13,7 +13,7 @@ from huggingface_hub.utils.logging import set_verbosity_error
 from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
-from lit_grpo.diagnostics.monitors import as_unknown_monitor
+from lit_grpo.diagnostics.unlogged_metric import as_unknown_monitor
 from lit_grpo.runs.checkpoints.resume import enclosing_run
 from lit_grpo.runs.files.events import has_begun
 from lit_grpo.runs.files.lock import locked

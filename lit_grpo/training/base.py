@@ -29,7 +29,6 @@ from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
 from lit_grpo.rollout.requests import stop_token_ids
 from lit_grpo.stopping import begin_without_stop, log_stop
 from lit_grpo.training.checks.compatibility import check_completions_fit, undeclared_passes
-from lit_grpo.training.checks.monitors import warn_of_unlogged
 from lit_grpo.training.checks.same_run import RunSettings
 from lit_grpo.training.checks.strategies import (
     check_updates,
@@ -38,7 +37,8 @@ from lit_grpo.training.checks.strategies import (
     refuse_unsupported,
     warn_of_casts,
 )
-from lit_grpo.training.collecting.generation import close_engine, start_engine
+from lit_grpo.training.checks.watched_metrics import warn_of_unlogged
+from lit_grpo.training.collecting.checked_engine import close_engine, start_engine
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.optimizer.building import built_by, check_function
 from lit_grpo.training.optimizer.fused_steps import choose_fused

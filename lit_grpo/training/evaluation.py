@@ -21,7 +21,7 @@ from lit_grpo.rewards.function import as_reward
 from lit_grpo.rewards.scoring.scoring import Scoring
 from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
-from lit_grpo.training.collecting.generation import generate
+from lit_grpo.training.collecting.checked_engine import generate
 from lit_grpo.training.collecting.pending_rollout import PendingRollout, with_unfinished_tokens
 from lit_grpo.training.collecting.score_status import ScoreStatus, score_status
 from lit_grpo.training.metrics import Metrics, add_measurements

@@ -32,8 +32,8 @@ from lit_grpo.training.checks.compatibility import (
 )
 from lit_grpo.training.checks.gathering import report_gathering
 from lit_grpo.training.checks.learning_rates import warn_of_learning_rate
-from lit_grpo.training.checks.monitors import check_monitors, warn_of_unasked
-from lit_grpo.training.collecting.generation import load_weights
+from lit_grpo.training.checks.watched_metrics import check_monitors, warn_if_never_checked
+from lit_grpo.training.collecting.checked_engine import load_weights
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.optimizer.settings import apply_settings
 from lit_grpo.training.resumable import ResumableModule
@@ -76,7 +76,7 @@ class EvaluatedModule(ResumableModule):
         prompts = val_loader.some_prompts() if val_loader else []
         if not is_cut_short(self.trainer):  # by a signal while the model was loaded
             check_monitors(self, self.evaluation, prompts)
-            self._warn_of_unasked(has_validation=bool(prompts))
+            self._warn_if_never_checked(has_validation=bool(prompts))
         if val_loader:
             check_prompts_fit(max_positions(self.policy.model.config), self.sampling, prompts)
             self.evaluation.check(prompts)
@@ -85,9 +85,9 @@ class EvaluatedModule(ResumableModule):
         self._run_settings.forget()  # another training may follow, of other data
         self._is_checked = self.has_begun = True
 
-    def _warn_of_unasked(self, *, has_validation: bool) -> None:
+    def _warn_if_never_checked(self, *, has_validation: bool) -> None:
         max_steps = self.trainer.max_steps
-        warn_of_unasked(
+        warn_if_never_checked(
             self.trainer,
             num_steps=self.num_batches(max_steps) if max_steps > 0 else math.inf,
             per_epoch=self.trainer.num_training_batches,

@@ -28,7 +28,7 @@ from lit_grpo.objective.advantages import has_signal
 from lit_grpo.rewards.scoring.scoring import RewardFailed
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
-from lit_grpo.training.collecting.generation import generate
+from lit_grpo.training.collecting.checked_engine import generate
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.types import (
     Completion,

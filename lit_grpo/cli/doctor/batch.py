@@ -19,9 +19,9 @@ from lit_grpo.stopping import has_step_limit, zero_limit
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.checks.compatibility import is_endless
 from lit_grpo.training.checks.learning_rates import warn_of_rate, warn_of_warm_up
-from lit_grpo.training.checks.monitors import check_monitors, warn_of_unasked
 from lit_grpo.training.checks.strategies import is_zero_3, refuse_compiled, refuse_unsupported
 from lit_grpo.training.checks.unused_settings import settings_without_effect
+from lit_grpo.training.checks.watched_metrics import check_monitors, warn_if_never_checked
 from lit_grpo.types import UserError
 
 
@@ -138,7 +138,7 @@ def check_callbacks(run: BuiltRun) -> Iterator[Finding]:
     held_out = run.val_prompts
     if (loader := run.loader.or_none()) is not None:
         check_monitors(run.module, run.module.evaluation, held_out)
-        warn_of_unasked(
+        warn_if_never_checked(
             run.trainer,
             num_steps=planned_steps(run) or math.inf,
             per_epoch=len(loader),

@@ -25,7 +25,7 @@ from lit_grpo.runs.checkpoints.files import read_checkpoint
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.checks.compatibility import check_completions_fit, check_prompts_fit
 from lit_grpo.training.checks.strategies import refuse_unsupported
-from lit_grpo.training.collecting.generation import load_weights, start_engine
+from lit_grpo.training.collecting.checked_engine import load_weights, start_engine
 from lit_grpo.training.seeds import seed_everything
 from lit_grpo.types import Prompt, UserError, check_range
 

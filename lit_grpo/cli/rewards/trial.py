@@ -33,7 +33,7 @@ from lit_grpo.runs.files.completions import completions_table, free_path, write_
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
-from lit_grpo.training.collecting.generation import generate
+from lit_grpo.training.collecting.checked_engine import generate
 from lit_grpo.training.collecting.score_status import score_status
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.types import Measurements, Prompt, RolloutBatch, Score

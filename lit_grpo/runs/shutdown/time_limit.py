@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Timer
 
-from lit_grpo.runs.checkpoints.schedule import Checkpoints
+from lit_grpo.runs.checkpoints.callback import Checkpoints
 from lit_grpo.runs.files.events import num_finished_steps
 from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
 from lit_grpo.runs.shutdown.slurm import job_end_time, requeue_job

@@ -14,7 +14,7 @@ from lit_grpo.objective.advantages import compute_advantages
 from lit_grpo.rewards.scoring.scoring import Scoring
 from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import EngineFailed, RolloutEngine, SampledPolicy, Sampling
-from lit_grpo.training.collecting.generation import load_weights
+from lit_grpo.training.collecting.checked_engine import load_weights
 from lit_grpo.training.collecting.pending_rollout import (
     PendingRollout,
     RolloutFactory,

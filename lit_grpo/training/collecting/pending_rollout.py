@@ -14,7 +14,7 @@ from lit_grpo.concurrency import is_done, run_in_daemon_thread
 from lit_grpo.rewards.scoring.scoring import Scoring
 from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
-from lit_grpo.training.collecting.generation import generate
+from lit_grpo.training.collecting.checked_engine import generate
 from lit_grpo.types import Completion, EngineBug, Prompt, ScoredCompletion, StageProgress
 
 NO_ROWS: Mapping[int, ScoredCompletion] = MappingProxyType({})

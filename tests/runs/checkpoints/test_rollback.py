@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lit_grpo.runs.checkpoints.callback import Checkpoints
 from lit_grpo.runs.checkpoints.rollback import RollbackHistory, roll_back, step_of
-from lit_grpo.runs.checkpoints.schedule import Checkpoints
 from lit_grpo.runs.checkpoints.writer import CheckpointWriter
 
 

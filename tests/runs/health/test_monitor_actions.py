@@ -364,7 +364,7 @@ def test_without_a_checkpoint_from_before_the_trouble_the_run_stops(tmp_path):
 def test_with_defaults_a_run_is_rolled_back_also_before_the_first_interval_of_time(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("lit_grpo.runs.checkpoints.schedule.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("lit_grpo.runs.checkpoints.callback.time.monotonic", lambda: 0.0)
     first, saving = FirstWeights(), Checkpoints(dirpath=str(tmp_path / "checkpoints"))
     spoil = SpoilWeights(4)
     module = make_module(optimizer=adam)

@@ -141,7 +141,7 @@ def test_the_newest_are_kept_also_over_a_resumed_run(tmp_path):
 
 def test_by_time_a_checkpoint_is_written_once_the_time_has_passed(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("lit_grpo.runs.checkpoints.schedule.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("lit_grpo.runs.checkpoints.callback.time.monotonic", lambda: now[0])
 
     def step(number):
         now[0] += 10.0
@@ -154,7 +154,7 @@ def test_by_time_a_checkpoint_is_written_once_the_time_has_passed(tmp_path, monk
 @pytest.fixture
 def stopped_clock(monkeypatch):
     """No interval of time passes."""
-    monkeypatch.setattr("lit_grpo.runs.checkpoints.schedule.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("lit_grpo.runs.checkpoints.callback.time.monotonic", lambda: 0.0)
 
 
 def healthy_steps(directory):
@@ -198,7 +198,7 @@ def test_without_intervals_only_the_end_is_written(tmp_path):
 
 def test_checkpoints_by_time_take_no_more_than_a_twentieth_of_it(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("lit_grpo.runs.checkpoints.schedule.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("lit_grpo.runs.checkpoints.callback.time.monotonic", lambda: now[0])
 
     class Slow(Callback):
         def on_save_checkpoint(self, *args):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lit_grpo.diagnostics.monitors import as_unknown_monitor, describe_unknown
+from lit_grpo.diagnostics.unlogged_metric import as_unknown_monitor, describe_unknown
 from lit_grpo.types import UserError
 
 OF_STEPS = "the metrics of a step, the columns of metrics.csv"

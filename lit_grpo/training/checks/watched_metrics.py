@@ -1,4 +1,4 @@
-"""Check that the metrics that callbacks watch will be logged, and looked at."""
+"""Check that the metrics that callbacks watch are logged, and that Lightning checks them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_grpo.diagnostics.monitors import describe_unknown
+from lit_grpo.diagnostics.unlogged_metric import describe_unknown
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.types import Prompt, UserError
 
@@ -74,12 +74,12 @@ def warn_of_unlogged(trainer: L.Trainer) -> None:
             _warn(f"{describe_unknown(kind, monitor, logged)}, unless a later step logs it.")
 
 
-def warn_of_unasked(
+def warn_if_never_checked(
     trainer: L.Trainer, *, num_steps: float, per_epoch: float, has_validation: bool
 ) -> None:
-    """Warn of early stopping by a metric of the steps that Lightning never asks before the end.
+    """Warn of early stopping by a metric of steps that Lightning never checks before the end.
 
-    It asks after each validation, or, unless validations are counted in steps, at the end of each
+    It checks after each validation, or, unless validations are counted in steps, at the end of each
     epoch.
 
     Args:

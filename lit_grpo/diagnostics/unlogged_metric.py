@@ -1,4 +1,4 @@
-"""Word the warning that a callback watches a metric that nothing logs."""
+"""The message for a callback whose monitored metric is never logged."""
 
 from __future__ import annotations
 

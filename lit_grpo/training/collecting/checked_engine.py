@@ -1,6 +1,6 @@
 """Call an engine, and check that it keeps the contract of ``RolloutEngine.generate``.
 
-Its faults would otherwise show far from it, or not at all.
+A faulty engine would otherwise fail far from the cause, or silently.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loops.fit_loop import _FitLoop as FitLoop
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_grpo.diagnostics.monitors import describe_unknown
+from lit_grpo.diagnostics.unlogged_metric import describe_unknown
 from lit_grpo.runs.checkpoints.files import (
     BEST_FILE,
     LAST,

@@ -11,7 +11,7 @@ import torch
 from tiny import completion, prompt, tiny_policy
 
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
-from lit_grpo.training.collecting.generation import (
+from lit_grpo.training.collecting.checked_engine import (
     close_engine,
     generate,
     load_weights,
@@ -21,7 +21,7 @@ from lit_grpo.training.waiting import StepAbandoned
 from lit_grpo.types import Completion, Diverged, EngineBug, OutOfMemory, UserError
 
 DONE = completion()
-NAME = rf"^{__name__}\.Mine\.generate \(\S+test_generation\.py:\d+\) "
+NAME = rf"^{__name__}\.Mine\.generate \(\S+test_checked_engine\.py:\d+\) "
 ROWS = r"must yield each of the len\(prompts\) \* group_size = 4 rows exactly once, in any order, "
 
 
@@ -197,11 +197,11 @@ def test_an_engine_that_ends_a_completion_for_an_unknown_reason_is_told_so():
 def test_an_exception_is_shown_from_the_users_line_on():
     rows = sampled(Mine([(0, DONE), KeyError("row")]))
     assert next(rows) == (0, DONE)
-    what = r"failed:\nTraceback \(most recent call last\):\n  File \"\S+test_generation\.py\""
+    what = r"failed:\nTraceback \(most recent call last\):\n  File \"\S+test_checked_engine\.py\""
     with pytest.raises(EngineBug, match=NAME + what) as caught:
         next(rows)
     assert str(caught.value).endswith("KeyError: 'row'")
-    assert 'generation.py", line' not in str(caught.value).replace("test_generation", "")
+    assert 'checked_engine.py", line' not in str(caught.value).replace("test_checked_engine", "")
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ class Fails(Mine):
 )
 def test_an_exception_in_another_method_is_shown_from_the_users_line_on(call, method):
     name = NAME.replace("Mine", "Fails").replace("generate ", f"{method} ")
-    what = r"failed:\nTraceback \(most recent call last\):\n  File \"\S+test_generation\.py\""
+    what = r"failed:\nTraceback \(most recent call last\):\n  File \"\S+test_checked_engine\.py\""
     with pytest.raises(EngineBug, match=name + what) as caught:
         call(Fails(KeyError("load_weights")), tiny_policy())
     assert str(caught.value).endswith(f"KeyError: '{method}'")
