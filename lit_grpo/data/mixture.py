@@ -22,7 +22,7 @@ from lit_grpo.data.rows.prepared import Holdout
 from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import Prompt, UserError, check_range, check_type, setting_error
 
-logger = logging.getLogger("lit_grpo")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ class MixtureData(PromptDataModule):
             shares = ", ".join(f"{count} of {name}" for name, count in numbers.items())
             name = f"phase {number} from optimizer step {start}: " if len(self.phases) > 1 else ""
             scale = "" if phase.lr_scale == 1 else f"; learning rate times {phase.lr_scale:g}"
-            logger.info("%severy step has %s%s", name, shares, scale)
+            log.info("%severy step has %s%s", name, shares, scale)
 
 
 def _check_sources(sources: dict[str, MixtureSource]) -> None:

@@ -25,11 +25,11 @@ from lit_grpo.data.prompts.prompt_format import PromptFormat, build_prompts, in_
 from lit_grpo.data.prompts.repeated import describe_repeated
 from lit_grpo.data.rows.given_rows import as_rows
 from lit_grpo.data.rows.mapped import MappedRows
-from lit_grpo.data.rows.prepared import Holdout, marks_of, prompts_hash
+from lit_grpo.data.rows.prepared import Holdout, holdout_keys, prompts_hash
 from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import Prompt, Tokenizer, UserError, check_range, check_value
 
-logger = logging.getLogger("lit_grpo")
+log = logging.getLogger(__name__)
 
 Split = Literal["train", "validation", "test"]
 Unlisted = LazyPrompts | PromptStream
@@ -98,7 +98,7 @@ class PromptDataModule(LightningDataModule, ABC):
         return True
 
     def is_held_out_of_train(self, split: Split) -> bool:
-        """Return whether the rows of a split are those that are held out of the training rows."""
+        """Return whether a split is taken out of the training rows, so that it shares none."""
         return True
 
     def check_processes(self, num_processes: int) -> None:
@@ -144,11 +144,11 @@ class PromptDataModule(LightningDataModule, ABC):
         try:
             train = self._make_loader(split, self._read("train"))
         except UserError as error:
-            rank_zero_only(logger.info)("not compared with the training data: %s", error)
+            rank_zero_only(log.info)("not compared with the training data: %s", error)
             return
         self.leaked = describe_leaked(train, self._loaders[split].some_prompts())
         if self.leaked:
-            rank_zero_only(logger.warning)(self.leaked)
+            rank_zero_only(log.warning)(self.leaked)
 
     def find(self, split: Split, ids: Collection[str]) -> dict[str, Prompt]:
         """Return the prompts of a split with these ids, whether or not they fill a step."""
@@ -186,7 +186,7 @@ class PromptDataModule(LightningDataModule, ABC):
     def _read(
         self, split: Split, source: str = "", held_out: Holdout | None = None
     ) -> list[Prompt] | Unlisted:
-        """Read and tokenize a split; of mapped rows, prepare to tokenize them.
+        """Read and tokenize a split; mapped rows are tokenized when a step needs them.
 
         Args:
             source: Name of the source, in a mixture.
@@ -198,16 +198,16 @@ class PromptDataModule(LightningDataModule, ABC):
         assert self.trainer is not None, "the trainer calls setup"
         what = f"{split} data of {source}" if source else f"{split} data"
         if self.trainer.is_global_zero and self.may_have(split):
-            logger.info("reading and tokenizing the %s", what)
+            log.info("reading and tokenizing the %s", what)
         rows = self.checked_rows(split)
         if not rows:
             return []
         if split == "train" and (held_out := held_out or self.held_out()):
-            held_out.refuse(_marks(rows), f"the {what}")
+            held_out.refuse(_holdout_keys(rows), f"the {what}")
         tokenizer = cast(Tokenizer, self.trainer.lightning_module.tokenizer)
         if isinstance(rows, MappedRows):
             if self.trainer.is_global_zero:
-                logger.info("%s: %d rows, each tokenized when a step needs it", what, len(rows))
+                log.info("%s: %d rows, each tokenized when a step needs it", what, len(rows))
             return LazyPrompts(rows, tokenizer, self.prompt_format, source)
         try:
             prompts = build_prompts(rows, tokenizer, self.prompt_format, what)
@@ -219,7 +219,7 @@ class PromptDataModule(LightningDataModule, ABC):
             limit = self.prompt_format.max_prompt_tokens
             _report(what, len(rows), len(prompts), limit)
             for sentence in describe_repeated(prompts):
-                logger.warning("%s: %s", what, sentence)
+                log.warning("%s: %s", what, sentence)
         return prompts
 
     def _make_loader(self, split: Split, prompts: Sequence[Prompt] | Unlisted) -> TrainingLoader:
@@ -259,11 +259,11 @@ class PromptDataModule(LightningDataModule, ABC):
         )
 
 
-def _marks(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+def _holdout_keys(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     """Return the marks of each row by which held-out rows are recognised."""
     if isinstance(rows, MappedRows):
-        return (marks_of(one["id"], one) for one in rows.columns("id", "text_hash", "question"))
-    return (marks_of(row.id, row.columns) for row in rows)
+        return (holdout_keys(one["id"], one) for one in rows.columns("id", "text_hash", "question"))
+    return (holdout_keys(row.id, row.columns) for row in rows)
 
 
 def make_order(name: str, prompts: Sequence[Prompt] | Unlisted, seed: Sequence[int]) -> RowOrder:
@@ -276,9 +276,9 @@ def make_order(name: str, prompts: Sequence[Prompt] | Unlisted, seed: Sequence[i
 def _report(what: str, num_rows: int, num_prompts: int, limit: int | None) -> None:
     dropped = num_rows - num_prompts
     if dropped:
-        logger.warning(
+        log.warning(
             "%s: %d rows, %d of them dropped (longer than max_prompt_tokens=%s)",
             *(what, num_rows, dropped, limit),
         )
     else:
-        logger.info("%s: %d rows", what, num_rows)
+        log.info("%s: %d rows", what, num_rows)

@@ -96,11 +96,11 @@ class Examiner:
             found[key] = (await asyncio.shield(task))[key]  # other calls may be waiting for it
         # Count the cost of a call once: for the first of several equal items, in the examine() that
         # started it.
-        first_place = {key: place for place, key in reversed(list(enumerate(keys)))}
+        first_index = {key: index for index, key in reversed(list(enumerate(keys)))}
         findings = [(key, found[key]) for key in keys]
         return [
-            one if key in fresh and place == first_place[key] else replace(one, cost=0.0)
-            for place, (key, one) in enumerate(findings)
+            one if key in fresh and index == first_index[key] else replace(one, cost=0.0)
+            for index, (key, one) in enumerate(findings)
             if one is not None
         ]
 
@@ -136,14 +136,14 @@ class Examiner:
                 return [Finding(failure=failure, cost=failure.cost / len(items))] * len(items)
             answer = JudgeAnswer(verdicts={}, cost=failure.cost)
         share = answer.cost / len(items)
-        missing = [place for place, one in enumerate(ids) if one not in answer.verdicts]
-        asked = [self._ask(context, [items[place]], form) for place in missing]
+        missing = [index for index, one in enumerate(ids) if one not in answer.verdicts]
+        asked = [self._ask(context, [items[index]], form) for index in missing]
         again = dict(zip(missing, await asyncio.gather(*asked), strict=True))
         return [
-            replace(again[place][0], cost=again[place][0].cost + share)
-            if place in again
+            replace(again[index][0], cost=again[index][0].cost + share)
+            if index in again
             else Finding(verdict=answer.verdicts[one], cost=share)
-            for place, one in enumerate(ids)
+            for index, one in enumerate(ids)
         ]
 
     def _question(

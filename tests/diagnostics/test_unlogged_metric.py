@@ -1,4 +1,4 @@
-"""The words for a metric that nothing logs; tests/training/test_monitors.py has whole runs."""
+"""The words for a metric that nothing logs; the tests of ``watched_metrics`` have whole runs."""
 
 from types import SimpleNamespace
 

@@ -23,7 +23,7 @@ def check_rows(run: BuiltRun) -> Iterator[Finding]:
     """Read and tokenize all rows; a null or an empty prompt, or a missing gold, is an error."""
     data = run.cli.datamodule
     if run.tokenizer.or_none() is None and isinstance(data, PromptDataModule):
-        rows = data.checked_rows("train")  # a wrong path shows all the same
+        rows = data.checked_rows("train")  # reports a wrong path
         raise NotChecked(
             f"{len(rows):,} rows can be read. Their prompts and gold answers were not checked, "
             "since the tokenizer could not be read."

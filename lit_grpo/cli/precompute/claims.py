@@ -27,7 +27,7 @@ class Claims:
         if name in self._taken:
             return False
         try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place(name))
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _lock_offset(name))
         except (BlockingIOError, PermissionError):
             return False
         except OSError:  # a file system without locks
@@ -38,7 +38,7 @@ class Claims:
     def release(self, name: str) -> None:
         self._taken.remove(name)
         try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _place(name))
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _lock_offset(name))
         except OSError:
             return
 
@@ -46,6 +46,6 @@ class Claims:
         os.close(self._descriptor)
 
 
-def _place(name: str) -> int:
+def _lock_offset(name: str) -> int:
     """Return the byte of a name, so far apart that two names hardly ever share one."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])

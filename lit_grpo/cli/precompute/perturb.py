@@ -80,7 +80,7 @@ def _near(number: str) -> Iterator[str]:
         yield f"{other:f}"
     sign, digits = ("-", number[1:]) if number.startswith("-") else ("", number)
     yield digits if sign else f"-{digits}"
-    for place in range(len(digits) - 1):
-        one, two = digits[place], digits[place + 1]
-        if one.isdigit() and two.isdigit() and (place or two != "0"):
-            yield f"{sign}{digits[:place]}{two}{one}{digits[place + 2 :]}"
+    for index in range(len(digits) - 1):
+        one, two = digits[index], digits[index + 1]
+        if one.isdigit() and two.isdigit() and (index or two != "0"):
+            yield f"{sign}{digits[:index]}{two}{one}{digits[index + 2 :]}"

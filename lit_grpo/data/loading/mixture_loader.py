@@ -16,7 +16,7 @@ from lit_grpo.data.loading.loader import TrainingLoader, check_sizes
 from lit_grpo.data.loading.order import RowOrder
 from lit_grpo.types import GroupResult, Prompt, UserError
 
-logger = logging.getLogger("lit_grpo")
+log = logging.getLogger(__name__)
 
 MAX_CHECKED_PROMPTS = 10_000
 """Prompts that a run is checked with at its start."""
@@ -177,7 +177,7 @@ class MixtureLoader(TrainingLoader):
             order.load_state_dict(state["sources"][name])
         boundaries = list(self.curriculum.boundaries)
         if state["boundaries"] not in (boundaries, self._earlier_boundaries) and not self._rank:
-            logger.warning(
+            log.warning(
                 "the phases of the curriculum ended after the optimizer steps %s and end now "
                 "after %s: the length of the run has changed",
                 *(state["boundaries"], boundaries),

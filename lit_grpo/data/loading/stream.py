@@ -16,7 +16,7 @@ from lit_grpo.data.loading.order import MAX_BUILT_AT_START, RowOrder, of_seeds
 from lit_grpo.data.prompts.prompt_format import PromptFormat, build_prompt
 from lit_grpo.data.rows.filters import absent_column, failed_filter
 from lit_grpo.data.rows.gold import gold_answers
-from lit_grpo.data.rows.prepared import Holdout, marks_of
+from lit_grpo.data.rows.prepared import Holdout, holdout_keys
 from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import Prompt, Tokenizer, UserError
 
@@ -67,7 +67,7 @@ class PromptStream:
         """Return the prompt of a row; None if it is filtered, too long or held out."""
         if failed_filter(row.columns, self.where) is not None:
             return None
-        if self.held_out is not None and self.held_out.has(*marks_of(row.id, row.columns)):
+        if self.held_out is not None and self.held_out.has(*holdout_keys(row.id, row.columns)):
             return None
         form, limit = self.prompt_format, self.prompt_format.max_prompt_tokens
         (answer,) = gold_answers([row], form.columns, required=form.require_answer)

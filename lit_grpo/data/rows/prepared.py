@@ -238,7 +238,7 @@ def text_hash(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     return hashlib.sha256(normalised_text(prompt).encode()).hexdigest()[:32]
 
 
-def marks_of(key: str, columns: Mapping[str, Any]) -> tuple[str, ...]:
+def holdout_keys(key: str, columns: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what a row may be held out by: its id, and the `text_hash` of each of its texts.
 
     Of a prepared row these are the prompt and the question that a template may have wrapped.

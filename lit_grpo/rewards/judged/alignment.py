@@ -193,14 +193,14 @@ class RubricAlignmentReward(JudgedReward):
         self, context: Mapping[str, Any], answers: Sequence[str], vote: int
     ) -> list[Finding]:
         """Return one vote on each answer, in order, though the judge sees them in random order."""
-        places = list(range(len(answers)))
+        order = list(range(len(answers)))
         # Shuffled, since files often have the best answer first and the policy may exploit that.
         # Seeded by the rubric, so the same question is found in a cache.
-        random.Random(repr((vote, context["rubric"]))).shuffle(places)
-        items = [{"answer": answers[place]} for place in places]
+        random.Random(repr((vote, context["rubric"]))).shuffle(order)
+        items = [{"answer": answers[index]} for index in order]
         found = await self.examiner.examine(context, items, self.form, vote=vote)
-        finding_at = dict(zip(places, found, strict=True))
-        return [finding_at[place] for place in range(len(answers))]
+        finding_of = dict(zip(order, found, strict=True))
+        return [finding_of[index] for index in range(len(answers))]
 
     def _valued(
         self, grades: Sequence[float], stored: ScoredAnswers, completion: Completion, cost: float
@@ -245,5 +245,5 @@ def average_ranks(values: Sequence[float]) -> np.ndarray:
 
 
 def _first_failure(scores: Sequence[Score]) -> Score:
-    place, failed = next((i, one) for i, one in enumerate(scores, start=1) if not one.is_ok)
-    return replace(failed, detail=f"stored answer {place} of {len(scores)}: {failed.detail}")
+    number, failed = next((i, one) for i, one in enumerate(scores, start=1) if not one.is_ok)
+    return replace(failed, detail=f"stored answer {number} of {len(scores)}: {failed.detail}")

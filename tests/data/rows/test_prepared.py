@@ -11,7 +11,7 @@ from prepared_data import open_row, verifiable_row, write_json, write_prepared, 
 from lit_grpo.data.rows.prepared import (
     Holdout,
     find_prepared,
-    marks_of,
+    holdout_keys,
     normalised_text,
     prompts_hash,
     text_hash,
@@ -145,13 +145,13 @@ def test_prompts_with_the_same_words_have_the_same_hash():
 def test_a_row_is_known_by_all_its_texts_and_a_prepared_one_by_prompt_and_question():
     asked = text_hash("Why?")
     wrapped = {"prompt": "Answer briefly: why?", "extra_info": {"question": "WHY?"}, "index": 3}
-    assert asked in marks_of("a", wrapped)
-    assert marks_of("a", wrapped)[0] == "a"
+    assert asked in holdout_keys("a", wrapped)
+    assert holdout_keys("a", wrapped)[0] == "a"
     turns = [{"role": "user", "content": "Hello"}, {"role": "user", "content": "why?"}]
-    assert {asked, text_hash(turns)} <= {*marks_of("a", {"messages": turns})}
-    assert asked not in marks_of("a", {"prompt": "Answer briefly: why?", "answers": ["Why?"]})
+    assert {asked, text_hash(turns)} <= {*holdout_keys("a", {"messages": turns})}
+    assert asked not in holdout_keys("a", {"prompt": "Answer briefly: why?", "answers": ["Why?"]})
     prepared = {"text_hash": "ff", "prompt": "x", "question": "Why?", "answer": "3"}
-    assert marks_of("a", prepared) == ("a", "ff", asked)
+    assert holdout_keys("a", prepared) == ("a", "ff", asked)
 
 
 def test_a_further_holdout_is_a_file_or_the_directory_that_has_it(prepared, tmp_path):
