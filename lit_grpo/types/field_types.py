@@ -12,6 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from lit_grpo.types.settings import as_object, of_class, setting_error, shown
+from lit_grpo.types.spelling import closest
 
 LISTS = (list, tuple, Sequence)
 IN_WORDS = {
@@ -87,12 +88,16 @@ def check_value(key: str, value: Any, hint: Any) -> None:
 
 
 def _as_choice(value: Any, options: tuple[Any, ...]) -> str:
-    """Return how to write what an object such as ``torch.bfloat16`` means, if that is allowed."""
-    name = str(value).rpartition(".")[2]
-    choices = [
+    """Return which choice is meant by a text, or by an object such as ``torch.bfloat16``."""
+    allowed = [
         one for option in options if get_origin(option) is Literal for one in get_args(option)
     ]
-    return f"write {name!r}" if not isinstance(value, str) and name in choices else ""
+    choices = [one for one in allowed if isinstance(one, str)]
+    if isinstance(value, str):
+        meant = closest(value, choices)
+        return f"did you mean {meant}?" if meant else ""
+    name = str(value).rpartition(".")[2]
+    return f"write {name!r}" if name in choices else ""
 
 
 def _as_function(value: Any, options: tuple[Any, ...]) -> str:
@@ -154,6 +159,8 @@ def _of(inner: Any) -> str:
 
 
 def _plural(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return _either([str(one) for one in get_args(hint)])
     return {str: "texts", int: "integers"}.get(hint, getattr(hint, "__name__", str(hint)))
 
 

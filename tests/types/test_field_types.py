@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from inspect import Parameter, isclass, signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
 
 import lit_grpo
-from lit_grpo.callbacks import Alerts, Checkpoints, HealthMonitor, StallWatchdog, TimingLog
+from lit_grpo.callbacks import Alerts, Checkpoints, HealthMonitor, Rule, StallWatchdog, TimingLog
 from lit_grpo.data import AdditionData, PromptData
 from lit_grpo.judge import Judge
 from lit_grpo.objective import (
@@ -146,6 +148,12 @@ def module(**settings):
         (lambda: RankingReward({"model": "m"}), "of type Judge, got {'model': 'm'}"),
         (lambda: MathReward(correct="yes"), "a number, got 'yes'"),
         (lambda: HealthMonitor(rules={"truncated": {"patience": 20}}), "a dict of Rule or None"),
+        (
+            lambda: Rule(action="rollback"),
+            r"roll_back, stop or None, got 'rollback' \(did you mean",
+        ),
+        (lambda: Rule(patience="3"), "an integer or None, got '3'"),
+        (lambda: Alerts(kinds=["started"]), r"a list of start, .* or done, got \['started'\]"),
         (lambda: Alerts(command=5), "a text, a list of texts or None, got 5"),
         (
             lambda: GRPOModule("x", len),
@@ -159,6 +167,42 @@ def module(**settings):
 def test_a_mistake_in_python_is_one_line_as_on_the_command_line(make, said):
     with pytest.raises(UserError, match=f"must be .*{said}.*Set "):
         make()
+
+
+NOT_SETTINGS = {"Event", "Reward"}
+"""What the trainer makes itself, and a base class whose settings a module checks."""
+REQUIRED = {
+    "judge": JUDGE,
+    "model": "m",
+    "path": "x",
+    "pattern": ".*",
+    "train": "x.jsonl",
+}
+
+
+def choices() -> list[tuple[type, str]]:
+    """Return the arguments of all exported classes that are one of several texts."""
+    found = []
+    for name in ("callbacks", "data", "judge", "objective", "policy", "rewards", "rollout"):
+        package = import_module(f"lit_grpo.{name}")
+        kinds = [getattr(package, one) for one in package.__all__ if one not in NOT_SETTINGS]
+        for kind in filter(isclass, kinds):
+            for argument, hint in get_type_hints(kind.__init__).items():
+                options = [hint, *get_args(hint)]
+                literals = (one for one in options if get_origin(one) is Literal)
+                if any(isinstance(get_args(one)[0], str) for one in literals):
+                    found.append((kind, argument))
+    return found
+
+
+@pytest.mark.parametrize(("kind", "name"), choices(), ids=lambda one: getattr(one, "__name__", one))
+def test_no_class_takes_a_choice_that_there_is_not(kind, name):
+    given = {name: "bogus"}
+    for one in signature(kind).parameters.values():
+        if one.default is Parameter.empty and one.kind is not Parameter.VAR_KEYWORD:
+            given.setdefault(one.name, REQUIRED.get(one.name))
+    with pytest.raises(UserError, match=rf"\b{name} must be .*, got .*'bogus'"):
+        kind(**given)
 
 
 def test_a_path_may_be_one_of_pathlib():

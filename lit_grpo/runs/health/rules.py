@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lit_grpo.diagnostics.causes import CAUSES, Action, Cause
 from lit_grpo.diagnostics.step_checks import BEFORE_UPDATE, CHECKS
-from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types import UserError, check_fields, check_range, setting_error
 from lit_grpo.types.spelling import did_you_mean
 
 KEY = "HealthMonitor.init_args.rules"
@@ -22,6 +22,9 @@ class Rule:
     action: Action | None = None
     alert_after: int | None = None
     """Rollout steps in a row after which a warning becomes an alert."""
+
+    def __post_init__(self) -> None:
+        check_fields(f"{KEY}.CAUSE", self)
 
 
 @dataclass(slots=True)
