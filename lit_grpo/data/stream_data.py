@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, cast
 
 from lit_grpo.data.loading.order import MAX_BUILT_AT_START
@@ -58,6 +59,10 @@ class StreamData(PromptData):
         if not all(isinstance(one, str) for one in self.train):
             why = "PromptData takes them"
             raise setting_error("data.train", "the name of a dataset", "rows in memory", why)
+        if self.train and Path(str(self.train[0])).expanduser().is_file():
+            why = "PromptData reads single files; a directory of its files can be streamed"
+            rule = "a directory of files or an id on the Hub"
+            raise setting_error("data.train", rule, f"the file {self.train[0]}", why)
         self.window = window
         self.steps_per_epoch = steps_per_epoch
 

@@ -279,6 +279,9 @@ CHECKS: Mapping[str, Check] = {
 BEFORE_UPDATE = ("certain_policy", "identical_completions", "truncated", "empty", "unparseable")
 """Causes that the rollouts show, before they are trained on."""
 
+NOT_FINITE = ("not_finite_weights", "not_finite_gradient")
+"""Causes that do not speak against weights which are finite."""
+
 COMPARED = {
     "collapse": "reward/mean",
     "kl_explosion": "policy/kl",

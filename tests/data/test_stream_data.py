@@ -75,6 +75,9 @@ def test_a_stream_without_a_row_to_train_on_and_one_that_is_not_there_are_errors
         fit(StreamData("./absent"), max_steps=1)
     with pytest.raises(UserError, match=r"data.train must be one dataset"):
         StreamData([str(shards), str(shards)])
+    file = min(shards.iterdir())
+    with pytest.raises(UserError, match=f"got the file {file} .*PromptData reads single files"):
+        StreamData(str(file))
     adaptive = MixtureSource(data=StreamData(str(shards)), adaptive=Adaptive())
     with pytest.raises(UserError, match=r"adaptive must be null"):
         fit(MixtureData({"a": adaptive}, prompts_per_step=4))

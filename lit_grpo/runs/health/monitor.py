@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.diagnostics.observed_step import ObservedStep
-from lit_grpo.diagnostics.step_checks import CHECKS, COMPARED, has_fallen
+from lit_grpo.diagnostics.step_checks import CHECKS, COMPARED, NOT_FINITE, has_fallen
 from lit_grpo.diagnostics.step_counts import StepCounts, count_step
 from lit_grpo.diagnostics.step_log import step_number
 from lit_grpo.distributed.checkpoints import local_part
@@ -229,14 +229,15 @@ class HealthMonitor(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, one: WatchedCause, message: str
     ) -> None:
         begin = num_finished_steps(trainer) - one.num_steps  # the weights were bad after it
-        is_compared, history = one.cause.name in COMPARED, self._rollback_history
+        history = self._rollback_history
+        has_bad_weights = one.cause.name not in NOT_FINITE  # those of its first step, too
         if last := history.last_without_effect(begin):
             at, to = last
             message = f"The rollback to step_{to:06d}.ckpt has not helped. {message}"
-            if is_compared:  # with these weights the trouble existed from the first step on
+            if has_bad_weights:  # then so are those that the rollback has restored
                 history.passed_over.append((to, at))
         path, why = None, "there is no healthy checkpoint"
-        if is_compared:
+        if has_bad_weights:
             why += f" from before step {begin}, when it began"
         num_rollbacks = getattr(pl_module, "num_rollbacks", 0)
         if num_rollbacks >= self.max_rollbacks:
@@ -247,7 +248,7 @@ class HealthMonitor(Callback):
                 pl_module,
                 begin,
                 passed_over=history.passed_over,
-                only_before=is_compared,
+                only_before=has_bad_weights,
             )
         if path is None:
             self._stop(trainer, one, f"{message} The run is not rolled back: {why}.")

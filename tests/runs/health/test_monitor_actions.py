@@ -14,6 +14,7 @@ from toy_rollouts import fit as fit_toy
 
 from lit_grpo.callbacks import Checkpoints, HealthMonitor, Rule
 from lit_grpo.objective import KLTerm, Objective
+from lit_grpo.rewards import FunctionReward
 from lit_grpo.rollout import Sampling
 from lit_grpo.runs.files.events import EventsFile, read_events
 from lit_grpo.stopping import ExitCode, get_stop_reason
@@ -314,6 +315,44 @@ def test_a_rollback_goes_to_before_the_trouble_began_though_it_was_noticed_later
     assert rollback.step == 11
     assert "Rolled back to step_000006.ckpt" in rollback.message  # 7 may be what sampled step 8
     assert done.kind == "done"
+
+
+class EqualFrom(Callback):
+    """Give completions equal rewards from a rollout step on, and different ones before it."""
+
+    def __init__(self, first):
+        self.first = first
+        self.reward = FunctionReward(self.score, name="equal_from")
+
+    def on_train_batch_start(self, trainer, module, *args):
+        self.is_equal = module.rollout_step >= self.first
+
+    def score(self, completions, **columns):
+        return [0.5 if self.is_equal else float(number) for number, _ in enumerate(completions)]
+
+
+def test_each_rollback_for_the_same_trouble_goes_further_back(tmp_path):
+    equal = EqualFrom(4)
+    monitor = HealthMonitor({"equal_rewards": Rule(action="roll_back", patience=3)})
+    _, events = train(tmp_path, equal, monitor=monitor, steps=20, rewards=[equal.reward])
+    assert [(one.kind, one.step) for one in events] == [
+        ("rollback", 7),
+        ("rollback", 10),
+        ("stop", 13),
+    ]
+    # The weights after step 4 have sampled the first equal rewards.
+    assert "Rolled back to step_000003.ckpt" in events[0].message
+    assert events[1].message.startswith("The rollback to step_000003.ckpt has not helped.")
+    assert "Rolled back to step_000002.ckpt" in events[1].message
+    assert "rolled back 2 times already" in events[2].message
+
+
+def test_a_rollback_never_goes_into_the_trouble(tmp_path):
+    equal = EqualFrom(0)
+    monitor = HealthMonitor({"equal_rewards": Rule(action="roll_back", patience=2)})
+    _, events = train(tmp_path, equal, monitor=monitor, steps=20, rewards=[equal.reward])
+    assert [(one.kind, one.step) for one in events] == [("stop", 2)]
+    assert "no healthy checkpoint from before step 0, when it began" in events[0].message
 
 
 @pytest.mark.slow
