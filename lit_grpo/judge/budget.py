@@ -17,10 +17,11 @@ from typing import Literal
 from weakref import WeakKeyDictionary
 
 from lit_grpo.concurrency import jitter
-from lit_grpo.distributed.ranks import get_rank, get_world_size
+from lit_grpo.distributed.ranks import gather_objects, get_rank, get_world_size
 from lit_grpo.judge.config import Judge, Limits
 from lit_grpo.judge.connection import base_url
 from lit_grpo.judge.failures import JudgeFailure
+from lit_grpo.judge.spending import SpendingFile, read_all
 from lit_grpo.types import Outcome, UserError, check_range
 
 WINDOW_SECONDS = 60.0
@@ -145,10 +146,12 @@ class CallBudget:
                 why=f"each of the {world_size} processes of the job needs at least one call",
             )
         self.limits = limits
+        self.rank = rank
         self.world_size = world_size
         self.num_clients = 0
         self.spent_usd = 0.0
         """Spent by this process, in this run and the runs that it resumes."""
+        self._paid_usd = 0.0  # since this process began
         share, rest = divmod(limits.max_concurrency, world_size)
         self._concurrency = share + (rank < rest)
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()
@@ -161,6 +164,7 @@ class CallBudget:
         }
         self._held_until = 0.0
         self._lock = threading.Lock()
+        self._file: SpendingFile | None = None
 
     @asynccontextmanager
     async def slot(self, permit: CallPermit, num_tokens: float) -> AsyncIterator[None]:
@@ -204,11 +208,39 @@ class CallBudget:
         """Add the cost of a call."""
         with self._lock:
             self.spent_usd += usd
+            self._paid_usd += usd
+            if usd and self._file is not None:
+                self._file.write(self.spent_usd)
 
     def resume(self, spent_usd: float) -> None:
         """Count what the job had spent before it was stopped; repeated calls change nothing."""
         with self._lock:
             self.spent_usd = max(self.spent_usd, spent_usd / self.world_size)
+
+    def record_in(self, file: SpendingFile) -> None:
+        """Count what a run has spent by its files, and keep the sum in this one from now on.
+
+        Every rank must call this.
+        """
+        if self._file is not None and self._file.path == file.path:
+            return  # another reward with the same judge
+        earlier = file.of_ranks_from(self.world_size) if self.rank == 0 else []
+        total = sum(gather_objects(file.read() + read_all(earlier)))
+        self.close()
+        with self._lock:
+            self.spent_usd = max(self.spent_usd, total / self.world_size + self._paid_usd)
+            self._file = file
+            if self.spent_usd:
+                file.write(self.spent_usd)
+        for path in earlier:
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the file of the run."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
     def _queue_of_running_loop(self) -> _Queue:
         loop = asyncio.get_running_loop()
@@ -244,6 +276,11 @@ class CallBudget:
             )
 
 
+def deployment_of(judge: Judge) -> tuple[str, str]:
+    """Return the address and the model, which rewards that share a budget have in common."""
+    return base_url(judge), judge.model
+
+
 def budget_of(judge: Judge) -> CallBudget:
     """Return the budget of a deployment, one per process however many rewards use it.
 
@@ -252,7 +289,7 @@ def budget_of(judge: Judge) -> CallBudget:
     Raises:
         UserError: another reward has different limits for the same deployment.
     """
-    deployment = (base_url(judge), judge.model)
+    deployment = deployment_of(judge)
     with _registry_lock:
         budget = _budgets.get(deployment)
         if budget is None:
@@ -275,3 +312,4 @@ def release(budget: CallBudget) -> None:
         if not budget.num_clients:
             deployment = next(key for key, one in _budgets.items() if one is budget)
             del _budgets[deployment]
+            budget.close()

@@ -11,15 +11,24 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lit_grpo.concurrency import backoff, jitter
-from lit_grpo.judge.budget import RETRY_AFTER_JITTER, CallBudget, CallPermit, budget_of, release
+from lit_grpo.judge.budget import (
+    RETRY_AFTER_JITTER,
+    CallBudget,
+    CallPermit,
+    budget_of,
+    deployment_of,
+    release,
+)
 from lit_grpo.judge.config import Judge
 from lit_grpo.judge.connection import connect, secret_variables, without_secret
 from lit_grpo.judge.failures import JudgeFailure, as_failure, parsed
 from lit_grpo.judge.ledger import Ledger, Usage
 from lit_grpo.judge.reply import Form, Text, Verdict, read_reply
+from lit_grpo.judge.spending import SpendingFile
 from lit_grpo.types import Message, Outcome, UserError
 
 log = logging.getLogger(__name__)
@@ -73,6 +82,11 @@ class JudgeClient:
         self._uses_schema = judge.reply_format != "text"
         self._estimates_usage = False
         self._reply_tokens: float = min(FIRST_REPLY_TOKENS, judge.max_completion_tokens)
+
+    def record_spending(self, run_dir: Path) -> None:
+        """Keep what the judge costs in a directory of the run; every rank must call this."""
+        file = SpendingFile(run_dir, deployment_of(self.judge), self.budget.rank)
+        self.budget.record_in(file)
 
     async def close(self) -> None:
         release(self.budget)

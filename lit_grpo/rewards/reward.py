@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from numbers import Real
+from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from lit_grpo.types import (
@@ -134,6 +135,12 @@ class Reward:
     def observe(self) -> Measurements:
         """Return what was measured since the last call, for the metrics of a rollout step."""
         return Measurements()
+
+    def record_spending(self, run_dir: Path) -> None:
+        """Keep the money spent from now on in the run's directory, where a kill does not undo it.
+
+        It is called before the first step, after ``load_state_dict``; every rank calls it.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs, such as the money spent; every rank calls this."""

@@ -83,19 +83,25 @@ def run_callbacks(
     averages = [ApplyWeightAverage(one) for one in others if isinstance(one, WeightAveraging)]
     of_metrics = [one for one in loggers if isinstance(one, MetricsFile)]
     files = [*of_metrics, CompletionsFile(run_dir), EventsFile(run_dir)]
-    others = [CheckStart(), *others, ResumedEarlyStopping()]
+    others = [CheckStart(run_dir), *others, ResumedEarlyStopping()]
     return [*others, *files, *saving, *averages, FinalModel(run_dir)]
 
 
 class CheckStart(Callback):
     """Let the module check a start before other callbacks write what belongs to a run.
 
-    At a first start it also looks at the run from which the policy comes.
+    At a first start it also looks at the run from which the policy comes. From then on the module
+    records in the run's directory what it spends.
     """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if check := getattr(pl_module, "check_start", None):
             check()
+        if record := getattr(pl_module, "record_spending", None):
+            record(self.run_dir)
         policy = getattr(pl_module, "policy", None)
         if policy is not None and trainer.ckpt_path is None:
             warn_of_other_format(trainer, policy.path)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from math import ceil
 from os import PathLike
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import lightning as L
@@ -177,6 +178,10 @@ class PolicyModule(L.LightningModule):
 
     def teardown(self, stage: str) -> None:
         self.close()
+
+    def record_spending(self, run_dir: Path) -> None:
+        """Keep what judges cost from now on in the run's directory; every rank must call this."""
+        self.evaluation.suite.record_spending(run_dir)
 
     def close(self) -> None:
         """Close the engine and the rewards; Lightning skips ``teardown`` when a run fails."""

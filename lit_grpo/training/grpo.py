@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any, cast
 
 from lightning.pytorch.cli import OptimizerCallable
@@ -268,6 +269,10 @@ class GRPOModule(EvaluatedModule):
         has_begun = self.rollout_step > 0
         self._run_settings.add_reward_code(of_rewards, has_scored=has_begun)
         self._run_settings.add_objective_code(of_objective, has_trained=has_begun)
+
+    def record_spending(self, run_dir: Path) -> None:
+        super().record_spending(run_dir)
+        self.rewards.record_spending(run_dir)
 
     def on_train_start(self) -> None:
         super().on_train_start()

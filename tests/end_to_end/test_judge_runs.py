@@ -144,6 +144,29 @@ def test_a_run_killed_while_it_scores_pays_no_answer_twice_if_it_has_a_cache(tmp
     assert again >= {*asked[num_answered:]}
 
 
+@pytest.mark.slow
+def test_what_a_killed_run_has_spent_since_its_checkpoint_is_not_spent_again(tmp_path, importer):
+    """Without a checkpoint the run begins anew, and with the whole cost of the part before."""
+    limits = {"max_cost_usd": 0.0035, "max_concurrency": 1}  # 18 calls, of 8 a step
+
+    def answer_some(request):
+        return replace(by_length(request), seconds=600 if len(server.questions) > 11 else 0)
+
+    with JudgeServer(answer_some) as server:
+        write_config(server, limits=limits)
+        words, key = [*WORDS, "--ckpt_path=auto"], {"MY_JUDGE_KEY": KEY}
+        with importer.running(words, tmp_path, **key) as started:
+            wait_until(lambda: len(server.questions) > 11, 120)
+            started.kill()
+            assert started.wait() == [-signal.SIGKILL]
+        num_answered = len(server.requests) - 1
+        server.behaviour = by_length
+        assert fit(server, "--ckpt_path=auto", limits=limits) == 4
+        # The last call was not answered; one more may start before the limit is passed.
+        assert num_answered < 18 <= len(server.requests) - 1 <= 19
+    assert "the judge's budget is spent" in Path("run/run.log").read_text()
+
+
 def content(request) -> tuple[str, ...]:
     """Return what was asked, without what is drawn for each request."""
     return tuple(section.text for section in request.sections)

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from lit_grpo.distributed.ranks import gather_objects
@@ -93,6 +94,9 @@ class JudgedReward(Reward):
         if self._examiner is None:
             return {}
         return {"spent_usd": sum(gather_objects(self._examiner.client.budget.spent_usd))}
+
+    def record_spending(self, run_dir: Path) -> None:
+        self.examiner.client.record_spending(run_dir)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.examiner.client.budget.resume(state.get("spent_usd", 0.0))

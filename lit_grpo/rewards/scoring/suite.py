@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -198,6 +199,11 @@ class RewardSuite:
     def observe(self) -> list[Measurements]:
         """Return what each reward measured since the last call."""
         return [reward.observe() for reward in self.rewards]
+
+    def record_spending(self, run_dir: Path) -> None:
+        """Let each started reward keep what it spends in the run's directory; on every rank."""
+        for reward in self._started:
+            reward.record_spending(run_dir)
 
     def state_dict(self) -> dict[str, Any]:
         """Return name -> state of each started reward; every rank must call this."""
