@@ -6,8 +6,6 @@ The command line builds its trainer from the same parts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn
@@ -54,6 +52,7 @@ from lit_grpo.types import (
     check_type,
     setting_error,
 )
+from lit_grpo.types.errors import keeping_interrupts
 from lit_grpo.types.keywords import refuse_unknown
 from lit_grpo.types.paths import at_home, refuse_no_directory
 
@@ -255,17 +254,6 @@ class Trainer(L.Trainer):
             return None
         check_type("ckpt_path", ckpt_path, (str, Path))
         return find_checkpoint(at_home(ckpt_path), self.run_dir, is_evaluated=is_evaluated)
-
-
-@contextmanager
-def keeping_interrupts() -> Iterator[None]:
-    """Raise a KeyboardInterrupt again that Lightning turned into SystemExit."""
-    try:
-        yield
-    except SystemExit as leave:
-        if isinstance(leave.__context__, KeyboardInterrupt):
-            raise KeyboardInterrupt from None
-        raise
 
 
 def _check_arguments(call: str, model: object, datamodule: object) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeGuard
 
 
@@ -41,6 +43,24 @@ class RankLost(RuntimeError):
 
 class RankCrashed(RuntimeError):
     """Another process of the run crashed because of a bug; restarted, it would crash again."""
+
+
+@contextmanager
+def keeping_interrupts() -> Iterator[None]:
+    """Raise a KeyboardInterrupt again that a library has replaced.
+
+    Lightning turns it into SystemExit. ``torch.save``, which has to finish a file that was cut off,
+    fails at that.
+    """
+    try:
+        yield
+    except BaseException as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, KeyboardInterrupt):
+            cause = cause.__context__
+        if cause is None:
+            raise
+        raise KeyboardInterrupt from None
 
 
 def is_disk_full(error: BaseException) -> TypeGuard[OSError]:

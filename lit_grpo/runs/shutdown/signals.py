@@ -22,7 +22,7 @@ import torch
 
 from lit_grpo.distributed.ranks import gather_objects
 from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
-from lit_grpo.stopping import exit_code_of_signal
+from lit_grpo.stopping import exit_code_of_error, exit_code_of_signal
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def leave_on_signal(trainer: L.Trainer) -> Iterator[None]:
     process if that does not leave in time.
 
     Raises:
-        SystemExit: a signal came.
+        SystemExit: a signal came; KeyboardInterrupt for Ctrl-C in a notebook.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -72,8 +72,8 @@ def leave_on_signal(trainer: L.Trainer) -> Iterator[None]:
     _writers.add(writer)
     try:
         yield
-    except SystemExit as leave:
-        if isinstance(leave.code, int) and (signum := LEAVING.get(leave.code)) is not None:
+    except (SystemExit, KeyboardInterrupt) as leave:
+        if (signum := LEAVING.get(exit_code_of_error(leave))) is not None:
             log.info("Ended by %s, without a new checkpoint.", signum.name)
             if (launcher := trainer.strategy.launcher) is not None:
                 launcher.kill(signum)
@@ -134,6 +134,8 @@ os.register_at_fork(
 def _leave(signum: int, frame: FrameType | None) -> None:
     for one in SIGNALS:  # what follows is not repeated
         signal.signal(one, signal.SIG_IGN)
+    if signum == signal.SIGINT and _is_interactive():
+        raise KeyboardInterrupt  # SystemExit would end the session, too
     raise SystemExit(exit_code_of_signal(signum))
 
 

@@ -297,6 +297,22 @@ def test_a_signal_before_the_training_leaves_at_once_and_says_so(signum, capfd):
     assert [signal.getsignal(one) for one in SIGNALS] == before
 
 
+def test_ctrl_c_before_or_after_the_training_leaves_a_notebook_open(monkeypatch, caplog, capfd):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    caplog.set_level(logging.INFO)
+
+    def load():
+        with leave_on_signal(NoLauncher()):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        load()
+    wait_until(lambda: "SIGINT: ending now, without" in capfd.readouterr().err)
+    assert "Ended by SIGINT, without a new checkpoint." in caplog.messages
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_signal_to_a_forked_process_is_not_one_to_the_run(capfd):
     with leave_on_signal(NoLauncher()):
         child = FORK.Process(target=time.sleep, args=(60,))
