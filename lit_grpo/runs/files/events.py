@@ -139,11 +139,8 @@ class EventsFile(Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        if not self.has_begun:  # there may be no run directory
-            return
-        if isinstance(exception, KeyboardInterrupt):
-            message = "Ended by SIGINT, without a new checkpoint."
-            record_event(trainer, "stop", message, cause_of_error(exception))
-        else:
+        if self.has_begun:  # else there may be no run directory
             message = f"{type(exception).__name__}: {exception}"
+            if isinstance(exception, KeyboardInterrupt):
+                message = "Ended by SIGINT, without a new checkpoint."
             record_event(trainer, "crash", message, cause_of_error(exception))

@@ -65,14 +65,14 @@ def test_a_crash_is_recorded_with_its_error(tmp_path):
     )
 
 
-def test_ctrl_c_at_a_python_prompt_is_a_stop_and_no_crash(tmp_path):
+def test_ctrl_c_at_a_python_prompt_is_recorded_in_words(tmp_path):
     def step(number):
         raise KeyboardInterrupt
 
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         fit(step, [EventsFile(tmp_path)], steps=1)
     *_, last = read_events(tmp_path)
-    assert (last.kind, last.cause) == ("stop", "signal")
+    assert (last.kind, last.cause) == ("crash", "signal")
     assert last.message == "Ended by SIGINT, without a new checkpoint."
 
 
