@@ -45,10 +45,12 @@ from lit_grpo.stopping import (
     ExitCode,
     exit_code_of_error,
     get_stop_reason,
+    is_of_signal,
 )
 from lit_grpo.training.base import PolicyModule
 from lit_grpo.types import Diverged, OutOfMemory, RankCrashed, RankLost, UserCodeFailed, UserError
 from lit_grpo.types.errors import as_rank_lost
+from lit_grpo.types.functions import users_line
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +89,15 @@ def run(
     except SystemExit as leave:
         if isinstance(leave.__context__, KeyboardInterrupt):  # Lightning turned it into exit code 1
             raise KeyboardInterrupt from None
-        raise
+        is_signal = isinstance(leave.code, int) and is_of_signal(leave.code)
+        if is_signal or not (where := users_line(leave)):
+            raise  # of the parser, such as after --print_config
+        return print_error(
+            f"code of yours{where} left by sys.exit({leave.code!r}), so that nothing was done or "
+            "saved after it. Remove the call; what a file does as a script stands under "
+            "if __name__ == '__main__'.",
+            ExitCode.CRASHED,
+        )
     except Exception as error:
         text = str(constructor_error(error))
         return report_error(error, where_started(command, arguments, text))

@@ -110,11 +110,13 @@ EXAMPLES = {
 """Command -> arguments of examples."""
 OWN_EXIT_CODES = {
     "precompute": {
-        4: "scores are still missing, or the judge's budget is spent: run the same command again"
+        4: "scores are still missing: run the same command again; or the judge's budget is spent, "
+        "by all runs on this cache: raise limits.max_cost_usd"
     },
     "analyze": {
         1: "fewer rows have signal than --min_signal, or a reward fails on every completion of "
-        "--policy"
+        "--policy",
+        4: "completions of --policy have no score because of a failure; the data are unchanged",
     },
     "doctor": {1: "a check failed"},
     "plan": {1: "a step needs more memory than there is"},

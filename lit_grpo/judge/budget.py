@@ -267,13 +267,14 @@ class CallBudget:
         return None
 
     def _check_cost(self) -> None:
-        limit = self.limits.max_cost_usd
-        if limit is not None and self.spent_usd >= limit / self.world_size:
-            raise JudgeFailure(
-                Outcome.BUDGET_SPENT,
-                f"this process has spent {self.spent_usd:.4f} US dollars; its share of "
-                f"limits.max_cost_usd ({limit:g}) is {limit / self.world_size:g}",
-            )
+        limit, spent = self.limits.max_cost_usd, f"{self.spent_usd:.4f} US dollars"
+        if limit is None or self.spent_usd < limit / self.world_size:
+            return
+        detail = f"{spent} have been spent, and limits.max_cost_usd is {limit:g}"
+        if self.world_size > 1:
+            share = f"its share of limits.max_cost_usd ({limit:g}) is {limit / self.world_size:g}"
+            detail = f"this process has spent {spent}, and {share}"
+        raise JudgeFailure(Outcome.BUDGET_SPENT, detail)
 
 
 def deployment_of(judge: Judge) -> tuple[str, str]:

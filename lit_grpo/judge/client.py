@@ -104,6 +104,8 @@ class JudgeClient:
         except JudgeFailure as failure:
             if failure.is_access_error:
                 raise UserError(self._explain_access_error(failure)) from None
+            if failure.outcome is Outcome.BUDGET_SPENT:
+                return  # the first question of a reward says so
             problem = "does not answer a test question yet"
             if failure.outcome is Outcome.PARSE_ERROR:
                 problem = (

@@ -51,6 +51,7 @@ from lit_grpo.training.optimizer.learning_rate import (
 from lit_grpo.training.optimizer.settings import configured_settings, use_plain_numbers
 from lit_grpo.training.seeds import Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
+from lit_grpo.training.user_hooks import guard_hooks
 from lit_grpo.training.waiting import Waiting
 from lit_grpo.types import UserError, check_range, check_type, check_value
 
@@ -161,6 +162,8 @@ class PolicyModule(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         begin_without_stop(self.trainer)
+        for owner in (self, *self.trainer.callbacks):  # type: ignore[attr-defined]
+            guard_hooks(owner)
         refuse_unsupported(self.trainer)
         compiles = self.policy.compile_forward
         refuse_compiled(compiles=compiles, is_zero_3=is_zero_3(self.trainer.strategy))

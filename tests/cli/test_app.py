@@ -40,6 +40,14 @@ class Slow(GRPOModule):
         print("training", flush=True)
         time.sleep(600)
 
+class Leaves(Callback):
+    def on_train_batch_end(self, *args):
+        raise SystemExit(3)
+
+class Exhausted(Callback):
+    def on_train_batch_start(self, *args):
+        next(iter([]))
+
 class Stop(Callback):
     def on_train_batch_end(self, trainer, *args):
         stop_run(trainer, StopReason(exit_code=42, message="nothing to learn."))
@@ -71,6 +79,28 @@ def run_dir(tmp_path_factory) -> Path:
 def trained(run_dir, monkeypatch) -> Path:
     monkeypatch.chdir(run_dir.parents[2])
     return run_dir
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Leaves", "Leaves.on_train_batch_end left by sys.exit(3), without a checkpoint. To stop"),
+        ("Exhausted", "StopIteration in Exhausted.on_train_batch_start: an iterator has no"),
+    ],
+)
+def test_a_callback_that_leaves_or_stops_iterating_ends_the_run_with_its_place(name, said, capsys):
+    assert main(["fit", "--config=base.yaml", f"--trainer.callbacks+=mine.{name}"]) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert "mine.py" in error
+
+
+def test_a_file_of_rewards_that_leaves_when_it_is_imported_is_named(here, capsys):
+    (here / "leaves.py").write_text("def score(completions):\n    ...\n\nimport sys\nsys.exit()\n")
+    for command in ("fit", "doctor"):
+        assert main([command, "--config=base.yaml", "--model.rewards=[leaves.score]"]) == 1
+        error = capsys.readouterr().err
+        assert "code of yours (leaves.py, line 5) left by sys.exit(None)" in error
 
 
 def files_in(directory: Path) -> dict[Path, int]:

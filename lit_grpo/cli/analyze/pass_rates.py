@@ -19,6 +19,7 @@ from lit_grpo.cli.analyze.sample_cache import SampleCache
 from lit_grpo.cli.analyze.scored_rows import HAS_GRADIENT, PASS_RATE
 from lit_grpo.cli.app import run
 from lit_grpo.cli.command_line import CommandLine
+from lit_grpo.cli.errors import print_error
 from lit_grpo.cli.parsing.invocation import Invocation, read_invocation
 from lit_grpo.cli.prepare.write import add_columns
 from lit_grpo.cli.rewards.commands import find_prompts, grpo_module, load_policy
@@ -26,12 +27,15 @@ from lit_grpo.cli.rewards.failures import report_failures
 from lit_grpo.data.rows.prepared import HOLDOUT, PreparedDir, find_prepared
 from lit_grpo.objective.advantages import has_signal
 from lit_grpo.rewards.scoring.scoring import RewardFailed
+from lit_grpo.rewards.scoring.valid_rows import counted
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.collecting.checked_engine import generate
+from lit_grpo.training.collecting.score_status import ScoreStatus, over_ranks, score_status
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.types import (
     Completion,
+    Group,
     Prompt,
     RolloutBatch,
     UserError,
@@ -76,6 +80,7 @@ def write_pass_rates(given: argparse.Namespace, keys: Sequence[str]) -> int:
     settings = [
         f"--model.policy.path={given.policy}",
         f"--model.group_size={given.samples}",
+        "--model.outage.max_absent_fraction=0",  # a run may go on without scores, a rate may not
         *_default_rewards(invocation, keys),
         *_default_data(str(path), invocation, keys),
     ]
@@ -146,11 +151,17 @@ class _Estimate:
         module.rewards.check(prompts)
         load_policy(cli, module)
         cache = SampleCache(samples_of(self.prepared), self.policy, module.sampling)
+        names = [one.name for one in counted(module.rewards.rewards)]
+        most_absent = module.outage.max_absent_fraction * len(prompts) * module.group_size
+        status = ScoreStatus()
         with closing(cache), cli.trainer.precision_plugin.val_step_context():
             for number, rollouts in enumerate(sampled(module, prompts, cache)):
-                self._count(rollouts)
+                self._count(rollouts, names)
                 if not number and (code := report_failures([rollouts])):
                     return code
+                status = over_ranks([status, score_status(rollouts, names)])
+                if status.fatal or status.num_absent > most_absent:
+                    return self._refuse(status, cache)
         rows = [self.rows.get(key) for key in ids]
         columns = {
             PASS_RATE: pa.array([one and self._rate(one) for one in rows], pa.float64()),
@@ -158,14 +169,25 @@ class _Estimate:
         }
         add_columns(self.prepared, self.split, columns, self._about(module))
         self._print_graded()
+        self._print_unscored(status)
         return ExitCode.DONE
 
-    def _count(self, rollouts: RolloutBatch) -> None:
+    def _refuse(self, status: ScoreStatus, cache: SampleCache) -> int:
+        """Print that so many scores are missing that the others would say something else."""
+        return print_error(
+            f"{status.fatal or status} {self.prepared.path} is unchanged. The completions are kept "
+            f"in {cache.directory}: fix the cause, and run the same command again. To go on "
+            "without some scores, set --model.outage.max_absent_fraction.",
+            ExitCode.SCORES_ABSENT,
+        )
+
+    def _count(self, rollouts: RolloutBatch, rewards: Sequence[str]) -> None:
+        """Summarise the groups of which no score is missing; an abstention is not missing."""
         differ = has_signal(rollouts.rewards, rollouts.valid)
         least = 1.0 if self.success is None else self.success
         for number, group in enumerate(rollouts.groups):
             scores = rollouts.rewards[number][rollouts.valid[number]]
-            if not scores.numel():
+            if not scores.numel() or _is_incomplete(group, rewards):
                 continue
             prompt = group.prompt
             self.rows[prompt.id] = _Sampled(
@@ -178,6 +200,13 @@ class _Estimate:
 
     def _rate(self, one: _Sampled) -> float | None:
         return None if self.success is None and one.source in self.graded else one.rate
+
+    def _print_unscored(self, status: ScoreStatus) -> None:
+        if status.num_absent:
+            Console(stderr=True).print(
+                f"{status} The data rows of these have no {PASS_RATE} and no {HAS_GRADIENT}.",
+                soft_wrap=True,
+            )
 
     def _print_graded(self) -> None:
         if self.success is None and self.graded:
@@ -198,6 +227,12 @@ class _Estimate:
             "success": self.success,
             "rewards": list(module.rewards.weights),
         }
+
+
+def _is_incomplete(group: Group, rewards: Sequence[str]) -> bool:
+    """Return whether a failure left a completion of a group without a score."""
+    scores = (score for name in rewards for score in group.scores[name])
+    return any(score.is_outage or score.is_permanent for score in scores)
 
 
 def samples_of(prepared: PreparedDir) -> Path:

@@ -46,7 +46,10 @@ class Tally:
             return
         outcome = finding.failure.outcome
         if outcome is Outcome.BUDGET_SPENT:
-            self.stopped = finding.failure.detail
+            self.stopped = (
+                f"{finding.failure.detail} (all runs on this cache count). Raise "
+                "judge.limits.max_cost_usd of the recipe before you run the command again"
+            )
             return
         self.failures[outcome] += 1
         self.details.setdefault(outcome, finding.failure.detail)

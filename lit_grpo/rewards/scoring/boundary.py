@@ -24,7 +24,7 @@ MAX_BUG_CHARACTERS = 4000
 PROGRAMMING_ERRORS = (
     LookupError, TypeError, ValueError, AttributeError, NameError, ArithmeticError, AssertionError,
     ImportError, SyntaxError, NotImplementedError, RecursionError, re.error, SystemExit,
-    MemoryError,
+    MemoryError, StopIteration, StopAsyncIteration,
 )  # fmt: skip
 """Exceptions that usually mean a mistake in the code, such as a missing column."""
 
@@ -101,6 +101,8 @@ def _is_bug(error: BaseException) -> bool:
 
     Clients of services derive their errors from OSError, some also from ValueError.
     """
+    if isinstance(error.__cause__, StopIteration):
+        error = error.__cause__  # within a coroutine Python makes a RuntimeError of it
     return isinstance(error, PROGRAMMING_ERRORS) and not isinstance(error, OSError)
 
 

@@ -51,6 +51,20 @@ class Graded(Reward):
             file.write(json.dumps([prompt.id, value]) + "\\n")
         return value
 
+class Flaky(Reward):  # a judge that is down, which some completions do not need
+    def score(self, prompt, completion):
+        if prompt.id in self.lost or "all" in self.lost:
+            if sum(completion.token_ids) % 2:
+                raise RuntimeError("the judge is gone")
+            return 0.0
+        return float(sum(completion.token_ids) % 3 == 0)
+
+class Lost(Flaky):
+    lost = ("verifiable:1",)
+
+class LostAll(Flaky):
+    lost = ("all",)
+
 class Broken(Reward):
     def score(self, prompt, completion):
         raise RuntimeError("the sandbox is gone")
@@ -308,6 +322,31 @@ def test_nothing_is_written_if_a_reward_fails_everywhere(policy, here, capsys):
     assert analyze("--policy", policy, "--model.rewards=[pass_rewards.Broken]") == 1
     assert "a reward failed on every completion" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in (here / "data").glob("*")} == before
+
+
+def test_a_judge_that_is_gone_leaves_the_data_as_they_are(policy, here, capsys):
+    assert analyze("--policy", policy, "--samples", 6) == 0
+    before = {path.name: path.read_bytes() for path in (here / "data").glob("*")}
+    capsys.readouterr()
+    lost = "--model.rewards=[pass_rewards.LostAll]"
+    assert analyze("--policy", policy, "--samples", 6, lost) == 4
+    error = capsys.readouterr().err
+    assert "of the 48 rows (46%) have no score" in error
+    assert "the judge is gone" in error
+    assert "data is unchanged" in error
+    assert {path.name: path.read_bytes() for path in (here / "data").glob("*")} == before
+
+
+def test_a_row_without_all_scores_has_no_rate_and_no_answer_about_its_gradient(
+    policy, here, capsys
+):
+    keys = ["--model.rewards=[pass_rewards.Lost]", "--model.outage.max_absent_fraction=0.9"]
+    assert analyze("--policy", policy, "--samples", 8, *keys) == 0
+    assert "have no pass_rate and no has_gradient" in " ".join(capsys.readouterr().err.split())
+    for column in ("pass_rate", "has_gradient"):
+        found = rates(column=column)
+        assert found.pop("verifiable:1") is None
+        assert None not in {found[key] for key in found if key.startswith("verifiable")}
 
 
 @pytest.mark.parametrize(

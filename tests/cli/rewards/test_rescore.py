@@ -203,7 +203,7 @@ def test_a_spent_budget_is_exit_code_4_and_rows_that_were_not_scored_have_not_ch
     frame = pd.read_parquet("run/rescored/more.parquet")
     outcomes = ["budget_spent"] * (24 - scored) + ["ok"] * scored
     assert sorted(frame["outcome/low"]) == outcomes
-    assert error.startswith("error: the judge's budget is spent: this process has spent ")
+    assert error.startswith("error: the judge's budget is spent: 0.00")
     assert f"{scored} of 24 completions have a new reward. Raise limits.max_cost_usd" in error
     assert error.count("\n") == 1
     if scored:

@@ -1,3 +1,4 @@
+import asyncio
 import re
 from fractions import Fraction
 
@@ -106,10 +107,20 @@ class NoJSON(OSError, ValueError):
         ValueError("no number"),
         re.error("unbalanced"),
         MemoryError(),
+        StopIteration(),
     ],
 )
 def test_a_mistake_in_the_code_is_a_bug(error):
     assert failed_scores(error, 1, 0.5)[0].bug
+
+
+def test_an_iterator_without_a_further_item_is_a_bug_in_a_coroutine_too():
+    async def score():
+        return next(iter([]))
+
+    with pytest.raises(RuntimeError, match="coroutine raised StopIteration") as caught:
+        asyncio.run(score())
+    assert "next(iter([]))" in failed_scores(caught.value, 1, 0.5)[0].bug
 
 
 @pytest.mark.parametrize("error", [ConnectionError("lost"), NoJSON("<html>"), RuntimeError("503")])
