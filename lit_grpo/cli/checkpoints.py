@@ -30,6 +30,7 @@ from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.types import UserError
 from lit_grpo.types.atomic import EARLIER
+from lit_grpo.types.paths import refuse_unreadable
 from lit_grpo.types.settings import list_some
 
 Found = dict[Path, Manifest | None]
@@ -70,6 +71,7 @@ def manage_checkpoints(arguments: Sequence[str]) -> int:
 
 def _find(run_dir: Path, before_step: int | None) -> Found:
     """Return the checkpoints of a run, the newest first, without links to them."""
+    refuse_unreadable(run_dir / "checkpoints")
     if not run_dir.is_dir():
         raise UserError(f"{run_dir}: no such run.{similar_run(run_dir)}")
     paths = newest_first(run_dir / "checkpoints", "*.ckpt")

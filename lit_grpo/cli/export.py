@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_grpo.cli.output_paths import check_writable
 from lit_grpo.cli.parsing.config_files import read_config
 from lit_grpo.cli.parsing.parser import Parser
 from lit_grpo.policy import Policy
 from lit_grpo.runs.export import load_alone, refuse_files, write_model
+from lit_grpo.runs.files.writable import check_writable
 from lit_grpo.runs.run_log import silence_chatter
 from lit_grpo.types import UserError
 

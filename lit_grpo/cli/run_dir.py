@@ -19,7 +19,7 @@ from lit_grpo.runs.files.config import similar_run
 from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.files.log import not_writable
 from lit_grpo.types import UserError
-from lit_grpo.types.paths import at_home
+from lit_grpo.types.paths import at_home, refuse_unreadable
 from lit_grpo.types.settings import list_some
 
 _MISSING = re.compile(r"no such (file|dir)|no module named|looked (for|in)", re.IGNORECASE)
@@ -42,6 +42,7 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
             )
         return arguments
     config = Path(run_dir) / "config.yaml"
+    refuse_unreadable(config)
     is_checkpoint = Path(run_dir).parent.name == "checkpoints" and not config.is_file()
     if is_checkpoint and (run_of(run_dir) / "config.yaml").is_file():
         raise UserError(

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
+from transformers.utils.peft_utils import ADAPTER_SAFE_WEIGHTS_NAME
 
 from lit_grpo.policy.argument_checks import (
     check_merging,
@@ -36,7 +37,7 @@ from lit_grpo.policy.files.loading import (
     outline_model,
     pad_with_eos,
 )
-from lit_grpo.policy.files.model_files import file_bytes, save_model
+from lit_grpo.policy.files.model_files import file_bytes, make_readable, save_model
 from lit_grpo.policy.files.model_source import ModelSource
 from lit_grpo.policy.files.saved_weights import SavedWeights
 from lit_grpo.policy.files.shard_loading import (
@@ -340,8 +341,13 @@ class Policy(nn.Module):
             return
         named = self.model.named_parameters()
         trained = {name: gather(one) for name, one in named if one.requires_grad}
-        if is_writer:
-            self.model.save_pretrained(directory, state_dict=trained)
+        if not is_writer:
+            return
+        if self.path is not None and Path(self.path).exists():  # else an id on the Hub
+            config = self.model.peft_config[self.model.active_adapter]
+            config.base_model_name_or_path = str(Path(self.path).absolute())
+        self.model.save_pretrained(directory, state_dict=trained)
+        make_readable(Path(directory) / ADAPTER_SAFE_WEIGHTS_NAME)
 
     def _save_tokenizer(self, directory: str | Path) -> None:
         """Write the tokenizer, and the tokens that end a completion."""

@@ -1,4 +1,7 @@
-"""Read ``~`` at the start of a path: Python, YAML and ``--key=~/…`` leave it as it is."""
+"""Read, show and check paths that users give.
+
+Python, YAML and ``--key=~/…`` leave a ``~`` at the start of a path as it is.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,29 @@ def refuse_no_directory(run_dir: object) -> None:
         raise UserError(
             "run_dir must be a directory, got an empty text (a variable of the shell that is not "
             "set?). Set run_dir."
+        )
+
+
+def refuse_unreadable(path: Path) -> None:
+    """Check that this user may read a file, or list a directory; what is not there passes.
+
+    Libraries take a file that may not be read for one that is damaged, or not there.
+
+    Raises:
+        UserError: the user may not.
+    """
+    mode = os.R_OK
+    try:
+        if not path.exists():
+            return
+        mode |= os.X_OK if path.is_dir() else 0
+        may_read = os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+    except PermissionError:  # of a directory above it
+        may_read = False
+    if not may_read:
+        raise UserError(
+            f"{path} may not be read by this user (permission denied). Ask its owner to make it "
+            "readable, or run the command as its owner."
         )
 
 

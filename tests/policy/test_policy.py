@@ -68,6 +68,8 @@ def test_a_saved_adapter_loads_in_transformers_and_is_merged_to_start_from(tmp_p
     written = {file.name for file in (tmp_path / "adapter").iterdir()}
     assert "adapter_config.json" in written
     assert "model.safetensors" not in written
+    modes = {file.stat().st_mode & 0o777 for file in (tmp_path / "adapter").iterdir()}
+    assert len(modes) == 1, "a file is for its owner alone"
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "adapter")
     torch.testing.assert_close(logits(loaded), logits(policy.model))
     again = tiny_policy(
@@ -77,6 +79,20 @@ def test_a_saved_adapter_loads_in_transformers_and_is_merged_to_start_from(tmp_p
     whole = tiny_policy(architecture=None, path=str(tmp_path / "adapter"))
     torch.testing.assert_close(logits(whole.model), logits(policy.model), atol=1e-5, rtol=1e-4)
     assert len(whole.trainable_parameters()) == len(list(whole.model.parameters())) > 10
+
+
+def test_an_adapter_names_its_base_by_a_path_that_holds_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_policy().save_pretrained("base")
+    policy = tiny_policy(architecture=None, path="base", lora=LoRA(rank=4), merge_lora=False)
+    policy.save_pretrained("adapter")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert tiny_policy(architecture=None, path="../adapter").model is not None
+    (tmp_path / "base").rename(tmp_path / "moved")
+    missing = rf"the adapter ../adapter needs the model .* {tmp_path}/base, and there is no such"
+    with pytest.raises(UserError, match=missing):
+        tiny_policy(architecture=None, path="../adapter")
 
 
 def test_the_reference_of_full_training_is_a_frozen_copy():

@@ -1,13 +1,15 @@
+import os
 from pathlib import Path
 
 import pytest
+from forked import run_in_processes
 
 from lit_grpo import Policy
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.policy import LocalTeacher
 from lit_grpo.rewards import ScorerReward
 from lit_grpo.types import UserError
-from lit_grpo.types.paths import at_home, refuse_no_directory, shown_path
+from lit_grpo.types.paths import at_home, refuse_no_directory, refuse_unreadable, shown_path
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +49,37 @@ def test_a_path_is_shown_below_the_working_directory_or_whole(tmp_path, monkeypa
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert shown_path(tmp_path / "a") == str(tmp_path / "a")
+
+
+def as_another_user(function):
+    """Return what a function returns for a user who owns nothing."""
+
+    def run():
+        if os.geteuid() == 0:
+            os.seteuid(65534)
+        try:
+            return function() or "passes"
+        except UserError as error:
+            return str(error)
+
+    return run_in_processes(run)[0]
+
+
+def test_what_the_user_may_not_read_is_refused_as_such(tmp_path):
+    closed, file = tmp_path / "closed", tmp_path / "file"
+    closed.mkdir()
+    (closed / "inner").touch()
+    file.touch()
+    for one in (tmp_path.parent.parent, tmp_path.parent, tmp_path):
+        one.chmod(0o755)
+    for path in (closed, file):
+        assert as_another_user(lambda path=path: refuse_unreadable(path)) == "passes"
+        path.chmod(0)
+    for path in (closed, closed / "inner", file):
+        said = as_another_user(lambda path=path: refuse_unreadable(path))
+        assert said.startswith(f"{path} may not be read by this user (permission denied). Ask its")
+    assert as_another_user(lambda: refuse_unreadable(tmp_path / "absent")) == "passes"
+    closed.chmod(0o700)
 
 
 def test_an_empty_text_is_no_directory_of_a_run():

@@ -12,9 +12,9 @@ from rich.console import Console
 from lit_grpo.cli.analyze.measures import Lengths, Measures, as_dict, measure
 from lit_grpo.cli.analyze.scored_rows import Measure, ScoredRows, read_scored_rows
 from lit_grpo.cli.file_options import parse_run_and_keys
-from lit_grpo.cli.output_paths import check_writable
 from lit_grpo.cli.prepare.tables import copies_in_words
 from lit_grpo.judge.client import CHARACTERS_PER_TOKEN
+from lit_grpo.runs.files.writable import check_writable
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.types import UserError, check_range, setting_error

@@ -19,10 +19,10 @@ from lit_grpo.cli.estimate.model_sizes import (
     weight_bytes,
 )
 from lit_grpo.cli.estimate.step import StepSizes, make_step
-from lit_grpo.cli.output_paths import check_writable, nearest, try_writing
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.runs.checkpoints.files import last_checkpoint
 from lit_grpo.runs.files.log import not_writable
+from lit_grpo.runs.files.writable import check_writable, nearest, try_writing
 from lit_grpo.types import UserError
 
 BYTES_PER_TOKEN = 6
@@ -40,7 +40,9 @@ def check_disk(run: BuiltRun) -> Iterator[Finding]:
     """Compare what the run will write with the free space, and try the places of its files."""
     for judged in run.judged:
         if judged.judge.cache is not None:
-            yield from _check_cache(Path(judged.judge.cache))
+            yield from _check_place("judge.cache", judged.judge.cache)
+    if run.checkpoints is not None and (dirpath := run.checkpoints.dirpath) is not None:
+        yield from _check_place("Checkpoints.init_args.dirpath", dirpath)
     run_dir = Path(run.cli.config.run_dir)
     try:
         try_writing(run_dir)
@@ -67,9 +69,9 @@ def check_disk(run: BuiltRun) -> Iterator[Finding]:
         yield ok(text)
 
 
-def _check_cache(directory: Path) -> Iterator[Finding]:
+def _check_place(key: str, directory: str | Path) -> Iterator[Finding]:
     try:
-        check_writable("judge.cache", directory, directory.expanduser())
+        check_writable(key, directory, Path(directory).expanduser())
     except UserError as error:
         yield refused(str(error))
 

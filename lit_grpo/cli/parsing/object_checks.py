@@ -130,6 +130,12 @@ def refuse_beside(node: Any, key: str, where: str) -> None:
         is_other = name in ARGUMENTS and isinstance(value, dict)
         if is_other or difflib.get_close_matches(str(name), ["init_args"], cutoff=0.8):
             raise UserError(f"{where}: {key}.{name}: no such key. Did you mean init_args?")
+    if empty := [name for name in beside if beside[name] is None]:
+        below = " and ".join(name for name in ("class_path", "init_args") if name in node)
+        raise UserError(
+            f"{where}: {key}.{empty[-1]} is empty, and {below} stand beside it, not below it. "
+            "Indent them by two more spaces."
+        )
     if beside:
         given = node.get("init_args")
         arguments = {**(given if isinstance(given, dict) else {}), **beside}

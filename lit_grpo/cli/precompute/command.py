@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lit_grpo.cli.file_options import parse_options, same_recipe
-from lit_grpo.cli.output_paths import check_writable
 from lit_grpo.cli.precompute.claims import Claims
 from lit_grpo.cli.precompute.cost import estimate
 from lit_grpo.cli.precompute.judge_gold import JudgeRound, Tally, with_share
@@ -31,6 +30,7 @@ from lit_grpo.cli.prepare.join_gold import can_be_judged
 from lit_grpo.cli.prepare.recipe import Recipe, read_recipe
 from lit_grpo.cli.prepare.rows import PreparedRow, from_prepared
 from lit_grpo.data.rows.prepared import find_prepared
+from lit_grpo.runs.files.writable import check_writable
 from lit_grpo.runs.tables import open_console
 from lit_grpo.stopping import ExitCode, exit_code_of_signal
 from lit_grpo.types import UserError, check_range

@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.progress import track
 
 from lit_grpo.cli.file_options import parse_options, same_recipe
-from lit_grpo.cli.output_paths import check_writable
 from lit_grpo.cli.prepare.gold_cache import StoredGold
 from lit_grpo.cli.prepare.join_gold import NoCache
 from lit_grpo.cli.prepare.pipeline import PrepareOptions, run
 from lit_grpo.cli.prepare.recipe import Recipe, known_recipes, read_recipe
 from lit_grpo.cli.prepare.tables import print_manifest, print_recipes
+from lit_grpo.runs.files.writable import check_writable
 from lit_grpo.runs.tables import open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.types import UserError

@@ -12,7 +12,6 @@ from typing import Any
 import lightning as L
 
 from lit_grpo.cli.command_line import CommandLine
-from lit_grpo.cli.output_paths import check_writable
 from lit_grpo.cli.rewards.judge_check import check_judges
 from lit_grpo.cli.rewards.prompts import trial_prompts
 from lit_grpo.cli.rewards.rescore import rescore
@@ -22,6 +21,7 @@ from lit_grpo.policy.files.loading import max_positions
 from lit_grpo.policy.files.vocabulary import check_prompt_tokens, check_special_tokens
 from lit_grpo.rewards.scoring.scoring import RewardFailed
 from lit_grpo.runs.checkpoints.files import read_checkpoint
+from lit_grpo.runs.files.writable import check_writable
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.checks.compatibility import check_completions_fit, check_prompts_fit
 from lit_grpo.training.checks.strategies import refuse_unsupported

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from transformers import (
 from lit_grpo.policy.chat_template import SET_EOS
 from lit_grpo.policy.files.attention import explained_attention
 from lit_grpo.policy.files.model_types import ABOUT_MODEL_TYPE, explain_model_type
-from lit_grpo.policy.files.source_checks import explained_errors
+from lit_grpo.policy.files.source_checks import explained_errors, is_hub_id
 from lit_grpo.policy.files.vocabulary import check_special_tokens
 from lit_grpo.policy.files.weight_files import check_weight_files
 from lit_grpo.policy.lora import base_of, is_adapter
@@ -114,7 +115,7 @@ def outline_model(
     """
     with torch.device("meta"):
         return model_without_weights(
-            base_of(path) if is_adapter(path) else path,
+            _base_of(path, key) if is_adapter(path) else path,
             dtype=dtype,
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,
@@ -139,10 +140,26 @@ def model_without_weights(
     return model
 
 
+def _base_of(adapter: str, key: str) -> str:
+    """Return the model that an adapter was trained on.
+
+    Raises:
+        UserError: it was a directory, which is not there.
+    """
+    base = base_of(adapter)
+    if not is_hub_id(base) and not Path(base).exists():
+        raise UserError(
+            f"the adapter {adapter} needs the model that it was trained on, {base}, and there is "
+            "no such directory (base_model_name_or_path of its adapter_config.json). Put the "
+            f"model there, write its path into that file, or set {key} to a merged model."
+        )
+    return base
+
+
 def _load_merged(path: str, **options: Any) -> PreTrainedModel:
     from peft import PeftModel
 
-    base: Any = load_model(base_of(path), **options)
+    base: Any = load_model(_base_of(path, options["key"]), **options)
     merged: Any = PeftModel.from_pretrained(base, path).merge_and_unload()
     model: PreTrainedModel = merged.requires_grad_()  # peft has frozen the weights of the base
     return model

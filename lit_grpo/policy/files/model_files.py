@@ -190,9 +190,12 @@ def _save_file(tensors: dict[str, Tensor], path: Path) -> None:
             raise
         number = int(found[1])
         raise OSError(number, os.strerror(number), str(path)) from error
-    path.chmod(
-        path.parent.stat().st_mode & 0o666
-    )  # safetensors makes it readable by its owner only
+    make_readable(path)
+
+
+def make_readable(path: Path) -> None:
+    """Let those read a file who may read its directory; safetensors writes for its owner alone."""
+    path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def _unfinished(folder: Path, number: int) -> Path:

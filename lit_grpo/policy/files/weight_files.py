@@ -10,6 +10,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.peft_utils import ADAPTER_SAFE_WEIGHTS_NAME
 
 from lit_grpo.types import UserError
+from lit_grpo.types.paths import refuse_unreadable
 from lit_grpo.types.settings import list_some
 
 
@@ -38,6 +39,7 @@ def check_weight_files(path: str, key: str) -> None:
             f"model again. Set {key} to a whole one."
         )
     for file in files:
+        refuse_unreadable(file)
         try:
             with safe_open(file, framework="numpy"):
                 pass

@@ -42,6 +42,7 @@ from lit_grpo.runs.checkpoints.writer import CheckpointWriter
 from lit_grpo.runs.files.event_log import now
 from lit_grpo.runs.files.events import num_finished_steps
 from lit_grpo.runs.files.metrics import MetricsFile
+from lit_grpo.runs.files.writable import check_writable
 from lit_grpo.runs.safe_points import is_between_steps
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import check_range
@@ -148,6 +149,7 @@ class Checkpoints(Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         refuse_unlike(trainer.ckpt_path)
+        check_writable("Checkpoints.init_args.dirpath", self.directory, self.directory)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._saved_at = time.monotonic()

@@ -23,6 +23,7 @@ from lit_grpo.distributed.checkpoints import is_complete, read_others, read_whol
 from lit_grpo.runs.checkpoints.atomic_save import manifest_path
 from lit_grpo.runs.files.event_log import now
 from lit_grpo.types.atomic import partial_path, sync
+from lit_grpo.types.paths import refuse_unreadable
 
 BEST_FILE = "best.ckpt"
 LAST = "last.ckpt"
@@ -152,7 +153,11 @@ def why_unusable(checkpoint: Path, *, reads_all: bool = False) -> str:
 
     Args:
         reads_all: Whether to compare the content as well, which takes as long as loading it.
+
+    Raises:
+        UserError: this user may not read it.
     """
+    refuse_unreadable(checkpoint)
     is_whole = is_complete if checkpoint.is_dir() else zipfile.is_zipfile
     if not is_whole(checkpoint):
         return "it was not written to its end"

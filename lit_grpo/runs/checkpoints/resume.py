@@ -28,6 +28,7 @@ from lit_grpo.runs.files.event_log import NAME as EVENTS
 from lit_grpo.runs.files.event_log import Event, append_event, now, read_events
 from lit_grpo.types import UserError, setting_error
 from lit_grpo.types.atomic import earlier_path
+from lit_grpo.types.paths import refuse_unreadable
 from lit_grpo.types.settings import list_some
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ def find_checkpoint(name: str, run_dir: Path, *, is_evaluated: bool = False) -> 
             "shell that is not set?). Set ckpt_path, or leave it out for a new run."
         )
     is_own = name in ("last", AUTO)
+    refuse_unreadable(run_dir / "checkpoints" if is_own or name == BEST else Path(name))
     if is_own or name == BEST:
         settle(run_dir / "checkpoints")
     elif earlier_path(Path(name)).exists():

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from lightning.pytorch.callbacks import Callback
 
+from lit_grpo.runs.files.writable import check_writable
 from lit_grpo.types import RolloutBatch, TrainBatch, UserError
 from lit_grpo.types.atomic import replacing_file
 
@@ -39,6 +40,9 @@ class CompletionsFile(Callback):
 
     def __init__(self, run_dir: str | Path) -> None:
         self.directory = Path(run_dir) / "completions"
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        check_writable("run_dir", self.directory, self.directory)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.local_rank == 0:

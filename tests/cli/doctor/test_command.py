@@ -80,6 +80,14 @@ def test_a_disk_that_is_too_small_is_failed(monkeypatch, capsys):
     assert "Set run_dir to a directory with more space" in shown["disk"]
 
 
+def test_checkpoints_that_cannot_be_written_are_failed(here, capsys):
+    (here / "afile").touch()
+    arguments = ["--trainer.callbacks+=Checkpoints", "--trainer.callbacks.dirpath=afile"]
+    exit_code, shown = doctor(capsys, *arguments)
+    assert exit_code == 1
+    assert "dirpath must be a place that can be written, got afile" in shown["disk"]
+
+
 def test_a_cache_of_a_judge_that_cannot_be_written_is_failed(here, capsys):
     (here / "afile").touch()
     arguments = judged("http://127.0.0.1:1/v1", cache="afile"), "--offline"

@@ -28,6 +28,10 @@ BESIDE = {
     "trainer: {callbacks: [{class_path: Checkpoints, every_n_steps: 5}]}": (
         "my.yaml: trainer.callbacks.0: every_n_steps must stand under init_args"
     ),
+    "model: {optimizer: null, class_path: AdamW, init_args: {lr: 1.0e-5}}": (
+        "my.yaml: model.optimizer is empty, and class_path and init_args stand beside it, not "
+        "below it. Indent them by two more spaces."
+    ),
     "model: {rewards: [{class_path: ProcessReward, init_args: "
     "{reward: {class_path: mine.Slow, weight: 2}}}]}": (
         "my.yaml: model.rewards.0.init_args.reward: weight must stand under init_args"

@@ -215,6 +215,18 @@ def test_checkpoints_by_time_take_no_more_than_a_twentieth_of_it(tmp_path, monke
 
 # Epochs have three steps, and every second step is followed by a validation: they are written in
 # the middle of an epoch and at its end, with and without a validation.
+def test_a_directory_that_cannot_be_written_is_refused_before_the_first_step(tmp_path):
+    (tmp_path / "afile").touch()
+
+    def step(number):
+        raise AssertionError("trained")
+
+    with pytest.raises(
+        UserError, match=r"dirpath must be a place that can be written, got .*afile"
+    ):
+        fit(step, [Checkpoints(dirpath=str(tmp_path / "afile"))], steps=1)
+
+
 def test_a_run_is_resumed_exactly_from_each_checkpoint(tmp_path):
     def run(*callbacks, steps=8, **options):
         torch.manual_seed(0)

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from lit_grpo.cli.output_paths import check_writable, nearest, try_writing
+from lit_grpo.runs.files.writable import check_writable, nearest, try_writing
 from lit_grpo.types import UserError
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def test_the_nearest_place_is_the_first_that_exists_above(here):
