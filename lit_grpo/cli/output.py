@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 import logging
+import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -57,10 +58,16 @@ def ignore_closed_output() -> None:
     Otherwise ``lit-grpo fit | head`` would end the training with ``head``, and a full disk under
     ``lit-grpo fit > file`` would end it, too.
     """
-    sys.stdout, sys.stderr = _dropping(sys.stdout), _dropping(sys.stderr)
+    sys.stdout, sys.stderr = _dropping(sys.stdout, 1), _dropping(sys.stderr, 2)
 
 
-def _dropping(stream: TextIO) -> TextIO:
+def _dropping(stream: TextIO | None, descriptor: int) -> TextIO:
+    if stream is None:  # it was closed before the start (``>&-``): a file could get its number
+        null = os.open(os.devnull, os.O_WRONLY)
+        if null != descriptor:
+            os.dup2(null, descriptor)
+            os.close(null)
+        stream = open(descriptor, "w", closefd=False)  # noqa: PTH123, SIM115
     stream.flush()
     return io.TextIOWrapper(
         io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False)),

@@ -430,6 +430,8 @@ FILES = {
         "model.rewards: MathReward.weight: expected float, got null. Remove it for the default."
     ),
     "- a list": "case.yaml: a config must be a mapping of keys to values, got the list ['a list'].",
+    "a:\n\tb: 1": "(not valid YAML). Indent with spaces: YAML takes no tabs.",
+    "a:\n    b: 1\n  c: 2": "(not valid YAML). Keys of one section start in the same column",
     "a: 'x": "case.yaml, line 1: found unexpected end of stream (not valid YAML).",
 }
 

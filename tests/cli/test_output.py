@@ -45,6 +45,13 @@ def test_a_command_whose_output_is_cut_short_says_nothing_about_it():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "1>&- 2>&-"])
+def test_a_command_runs_without_the_outputs_that_the_shell_has_closed(closed):
+    command = f'"$@" {closed}'
+    done = subprocess.run(["bash", "-c", command, "bash", *HELP], capture_output=True, timeout=200)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def run_with_full_disk(*words: str) -> subprocess.CompletedProcess[str]:
     with open("/dev/full", "w") as full:
         return subprocess.run(

@@ -21,7 +21,7 @@ from lit_grpo.cli.parsing.config_checks import (
 from lit_grpo.cli.parsing.object_checks import refuse_beside, refuse_other_forms
 from lit_grpo.data.rows.files import READERS
 from lit_grpo.types import UserError
-from lit_grpo.types.paths import at_home
+from lit_grpo.types.paths import at_home, refuse_unreadable
 from lit_grpo.types.settings import list_some
 from lit_grpo.types.spelling import did_you_mean
 
@@ -76,12 +76,17 @@ def read_config(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         refuse_odd_indents(text.splitlines()[:line], path)
-        raise UserError(f"{path}, line {line}: {error.problem} (not valid YAML).") from error
+        raise UserError(
+            f"{path}, line {line}: {error.problem} (not valid YAML).{_yaml_advice(error.problem)}"
+        ) from error
     except UserError:
         raise
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}, line {line}: not UTF-8. Save the file as UTF-8.") from error
+    except PermissionError:
+        refuse_unreadable(path)
+        raise
     except (OSError, ValueError, yaml.YAMLError) as error:  # such as of 2024-13-45, no date
         raise UserError(f"{path}: cannot be read as YAML: {error}") from error
     except RecursionError:
@@ -96,3 +101,12 @@ def read_config(path: Path) -> dict[str, Any]:
     refuse_beside(config, "", str(path))
     refuse_secrets(config, str(path))
     return config
+
+
+def _yaml_advice(problem: str | None) -> str:
+    """Return how to repair the commonest mistakes of a YAML file."""
+    if "'\\t'" in str(problem):
+        return " Indent with spaces: YAML takes no tabs."
+    if "expected <block end>" in str(problem) or "mapping values are not allowed" in str(problem):
+        return " Keys of one section start in the same column, and those below a key further right."
+    return ""
