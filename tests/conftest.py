@@ -6,8 +6,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 from forked_ranks import Importer, imported
+from hypothesis import settings
 
 torch.set_num_threads(1)
+# Other work on the machine decides how long an example takes.
+settings.register_profile("without deadline", deadline=None)
+settings.load_profile("without deadline")
 
 
 def pytest_sessionstart() -> None:

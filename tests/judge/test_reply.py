@@ -151,7 +151,7 @@ VALUES = some.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(some.text() | VALUES.map(json.dumps), some.sampled_from([("A",), ("A", "B")]))
 def test_any_text_is_read_as_verdicts_or_refused(text, ids):
     try:

@@ -233,7 +233,7 @@ integers = st.integers(-(2**20), 2**20)
 offsets = st.sampled_from([0, 10**6, -(10**6), 10**6 + 1])
 groups = st.lists(integers, min_size=2, max_size=8)
 
-deterministic = settings(derandomize=True, deadline=None, database=None, max_examples=100)
+deterministic = settings(derandomize=True, database=None, max_examples=100)
 
 
 @deterministic

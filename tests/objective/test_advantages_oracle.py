@@ -19,7 +19,7 @@ from lit_grpo.types import RewardTable
 GROUP_SIZE = 4
 WEIGHTS = {"a": 1.0, "b": 0.3, "c": -2.0}
 
-deterministic = settings(derandomize=True, deadline=None, database=None, max_examples=60)
+deterministic = settings(derandomize=True, database=None, max_examples=60)
 # Values of 16 bits never differ by a rounding error only.
 floats = st.floats(-3, 3, width=16, allow_subnormal=False)
 values = st.none() | st.sampled_from([0.0, 1.0, 0.5]) | floats

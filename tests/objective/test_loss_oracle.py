@@ -39,7 +39,7 @@ VARIANTS = [
     if (loss_type, ratio) != ("vespo", "sequence")
 ]
 
-deterministic = settings(derandomize=True, deadline=None, database=None, max_examples=20)
+deterministic = settings(derandomize=True, database=None, max_examples=20)
 low_bounds, high_bounds = st.floats(0.3, 0.95), st.floats(1.05, 3)
 corrections = st.builds(
     SamplerCorrection,

@@ -40,7 +40,7 @@ KL_TERMS = [
 ]
 
 for_every_surrogate = pytest.mark.parametrize(("surrogate", "ratio"), RATIO_OF)
-deterministic = settings(derandomize=True, deadline=None, database=None, max_examples=15)
+deterministic = settings(derandomize=True, database=None, max_examples=15)
 
 seeds = st.integers(0, 10**6)
 

@@ -62,7 +62,7 @@ def dual_clip(ratio: float, advantage: float, low: float, high: float, bound: fl
     return max(clipped, bound * advantage) if advantage < 0 else clipped
 
 
-@settings(derandomize=True, deadline=None, database=None, max_examples=200)
+@settings(derandomize=True, database=None, max_examples=200)
 @given(
     log_ratio=st.floats(-3, 3),
     advantage=st.floats(-3, 3),

@@ -37,7 +37,7 @@ def test_words_are_replaced_by_those_of_other_rows():
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.decimals(-(10**9), 10**9, places=2) | st.integers(-(10**12), 10**12), st.text())
 def test_every_number_has_a_wrong_answer_of_another_value(number, seed):
     found = wrong_answers([str(number)], [], seed)

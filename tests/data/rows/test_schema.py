@@ -101,7 +101,7 @@ NESTED = st.recursive(
 OBJECTS = st.lists(NESTED, max_size=3) | st.dictionaries(TEXTS, NESTED, max_size=3)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.fixed_dictionaries({"one": st.none() | OBJECTS, "other": TEXTS}), min_size=1))
 def test_any_nested_values_survive(tmp_path_factory, rows):
     path = tmp_path_factory.getbasetemp() / "any.parquet"

@@ -8,7 +8,7 @@ import math
 import flash_on_cpu
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prefix_trees import (
     GROUPS,
@@ -34,7 +34,6 @@ def parts_of(packed, window=None):
     return full_parts(rows) if window is None else window_parts(rows, window)
 
 
-@settings(deadline=None)  # these machines are shared
 @given(
     GROUPS,
     st.one_of(st.none(), st.integers(1, 9)),
