@@ -1,5 +1,7 @@
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from forked import run_in_processes
@@ -65,20 +67,26 @@ def as_another_user(function):
     return run_in_processes(run)[0]
 
 
-def test_what_the_user_may_not_read_is_refused_as_such(tmp_path):
-    closed, file = tmp_path / "closed", tmp_path / "file"
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that every user may read, unlike those of ``tmp_path``."""
+    with TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+def test_what_the_user_may_not_read_is_refused_as_such(public):
+    closed, file = public / "closed", public / "file"
     closed.mkdir()
     (closed / "inner").touch()
     file.touch()
-    for one in (tmp_path.parent.parent, tmp_path.parent, tmp_path):
-        one.chmod(0o755)
     for path in (closed, file):
         assert as_another_user(lambda path=path: refuse_unreadable(path)) == "passes"
         path.chmod(0)
     for path in (closed, closed / "inner", file):
         said = as_another_user(lambda path=path: refuse_unreadable(path))
         assert said.startswith(f"{path} may not be read by this user (permission denied). Ask its")
-    assert as_another_user(lambda: refuse_unreadable(tmp_path / "absent")) == "passes"
+    assert as_another_user(lambda: refuse_unreadable(public / "absent")) == "passes"
     closed.chmod(0o700)
 
 
