@@ -234,6 +234,8 @@ def as_user_errors(until: Callable[[], bool] = lambda: False) -> Iterator[None]:
         yield
     except Exception as error:
         cause = constructor_error(error)
-        if isinstance(cause, USER_ERRORS) and not until():
-            raise UserError(reworded(str(cause))) from cause
-        raise
+        if not isinstance(cause, USER_ERRORS) or until():
+            raise
+        of_user = "" if isinstance(cause, UserError | ImportError) else users_line(cause)
+        said = f"{type(cause).__name__}: {cause}{of_user}" if of_user else reworded(str(cause))
+        raise UserError(said) from cause

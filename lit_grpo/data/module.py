@@ -6,6 +6,7 @@ tokenizer of the policy.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,14 +21,21 @@ from lit_grpo.data.loading.loader import PromptLoader, TrainingLoader, check_siz
 from lit_grpo.data.loading.mixture_loader import MixtureLoader
 from lit_grpo.data.loading.order import RowOrder, TableOrder
 from lit_grpo.data.loading.stream import PromptStream, StreamOrder
+from lit_grpo.data.prompts.chat import describe_answered
 from lit_grpo.data.prompts.lazy_prompts import LazyPrompts
-from lit_grpo.data.prompts.prompt_format import PromptFormat, build_prompts, in_prompt_format
+from lit_grpo.data.prompts.prompt_format import (
+    PromptFormat,
+    build_prompts,
+    in_prompt_format,
+    in_source,
+)
 from lit_grpo.data.prompts.repeated import describe_repeated
 from lit_grpo.data.rows.given_rows import as_rows
 from lit_grpo.data.rows.mapped import MappedRows
 from lit_grpo.data.rows.prepared import Holdout, holdout_keys, prompts_hash
 from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import Prompt, Tokenizer, UserError, check_range, check_value
+from lit_grpo.types.functions import unfit_signature
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +96,11 @@ class PromptDataModule(LightningDataModule, ABC):
         Raises:
             UserError: `rows` has returned something else.
         """
+        if (signature := unfit_signature(self.rows, ["split"])) is not None:
+            raise UserError(
+                f"{type(self).__name__}.rows must take the split, got rows{signature}. Write "
+                "def rows(self, split)."
+            )
         given = self.rows(split)
         if isinstance(given, MappedRows):
             return given
@@ -127,9 +140,11 @@ class PromptDataModule(LightningDataModule, ABC):
                     self.validation_hash = prompts_hash(loader.some_prompts())
             elif stage != "fit" or split == "train":
                 fix = "" if split == "train" else " to rows that the policy was not trained on"
+                setting = f"data.{split}"
+                if setting.partition(".")[2] not in inspect.signature(type(self)).parameters:
+                    setting = f"what {type(self).__name__}.rows({split!r}) returns"
                 raise UserError(
-                    f"{split} data with at least one row is needed, got none. Set "
-                    f"data.{split}{fix}."
+                    f"{split} data with at least one row is needed, got none. Set {setting}{fix}."
                 )
         if stage == "fit" and "validation" in self._loaders:
             held_out = self._loaders["validation"].some_prompts()
@@ -212,15 +227,21 @@ class PromptDataModule(LightningDataModule, ABC):
         try:
             prompts = build_prompts(rows, tokenizer, self.prompt_format, what)
         except UserError as error:
-            if "prompt_format" in vars(self):  # made of the arguments that the message names
-                raise
-            raise UserError(in_prompt_format(str(error), type(self).__name__)) from error
+            raise UserError(self._reworded(str(error), source)) from error
         if self.trainer.is_global_zero:
             limit = self.prompt_format.max_prompt_tokens
             _report(what, len(rows), len(prompts), limit)
-            for sentence in describe_repeated(prompts):
+            for sentence in filter(None, (*describe_repeated(prompts), describe_answered(prompts))):
                 log.warning("%s: %s", what, sentence)
         return prompts
+
+    def _reworded(self, message: str, source: str) -> str:
+        """Name the settings of an error as the user gives them."""
+        if source:
+            return in_source(message, source)
+        if "prompt_format" in vars(self):  # made of the arguments that the message names
+            return message
+        return in_prompt_format(message, type(self).__name__)
 
     def _make_loader(self, split: Split, prompts: Sequence[Prompt] | Unlisted) -> TrainingLoader:
         assert self.trainer is not None

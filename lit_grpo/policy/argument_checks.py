@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from lit_grpo.policy.lora import LoRA, is_adapter
 from lit_grpo.types import UserError, setting_error
+from lit_grpo.types.settings import list_some
 
 
 def refuse_model(path: object) -> None:
-    """Refuse a model that is given as a path."""
+    """Refuse a model, or the config of one, that is given as a path."""
+    if isinstance(path, Mapping):
+        raise UserError(
+            "path must be a directory or an id on the Hub, got a dict with "
+            f"{list_some([*path], 3)}. For a model with random weights, write architecture={{...}}."
+        )
     if isinstance(path, nn.Module):
         raise UserError(
             f"path must be a directory or an id on the Hub, got a {type(path).__name__} (every "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from os import PathLike
 from typing import Any, Literal
 
 import torch
@@ -20,13 +22,29 @@ from lit_grpo.policy.files.loading import load_model, load_tokenizer, max_positi
 from lit_grpo.policy.files.model_source import ModelSource
 from lit_grpo.policy.logprobs import completion_statistics, top_tokens
 from lit_grpo.policy.policy import Policy
-from lit_grpo.types import TokenBatch, UserError, check_init
+from lit_grpo.types import TokenBatch, UserError, check_init, setting_error
 from lit_grpo.types.keywords import checks_keywords
 from lit_grpo.types.paths import at_home
 
 _KEY = "model.teacher.path"
 _PROBE = "Wave 12 + 34: naïve façades,\n\tthen 5.6e-7 of them?"
 _PROBED_TOKENS = 500
+
+
+def as_teacher(given: object) -> Teacher | None:
+    """Return the teacher that was given, or a local one for a path.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if given is None or isinstance(given, Teacher):
+        return given
+    if isinstance(given, str | PathLike):
+        return LocalTeacher(os.fspath(given))
+    name = given.__name__ if isinstance(given, type) else type(given).__name__
+    got = f"the class {name}" if isinstance(given, type) else f"an object of type {name}"
+    why = "it loads a model of its own, by its path: write LocalTeacher(path), of lit_grpo.policy"
+    raise setting_error("model.teacher", "a LocalTeacher, a VLLMTeacher or a path", got, why)
 
 
 class TeacherFailed(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from math import ceil
 from os import PathLike
@@ -73,8 +73,9 @@ class PolicyModule(L.LightningModule):
         seed: int,
     ) -> None:
         super().__init__()
-        given: Any = policy  # a path, or a model, for which Policy's error says what to pass
-        if isinstance(given, str | PathLike | nn.Module) and not isinstance(given, Policy):
+        given: Any = policy  # a path, or what Policy's error says to pass in another way
+        is_start = isinstance(given, str | PathLike | Mapping | nn.Module)
+        if is_start and not isinstance(given, Policy):
             given = Policy(cast(str, given))
         self.policy: Policy = given
         check_type("model.policy", self.policy, Policy)

@@ -24,6 +24,7 @@ from lit_grpo.policy import LocalTeacher, Policy
 from lit_grpo.policy.body_and_head import num_compilations
 from lit_grpo.policy.files.loading import max_positions
 from lit_grpo.policy.files.model_source import ModelSource
+from lit_grpo.policy.teacher import as_teacher
 from lit_grpo.rewards import Reward, ScorerReward
 from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling, VLLMTeacher
@@ -156,7 +157,7 @@ class GRPOModule(EvaluatedModule):
         self.rewards = RewardSuite(rewards)
         self.group_size = group_size
         self.objective = objective
-        self.teacher = LocalTeacher(teacher) if isinstance(teacher, str) else teacher
+        self.teacher = as_teacher(teacher)
         self.advantage = advantage
         self.update = update
         self.dynamic_sampling_rounds = dynamic_sampling_rounds

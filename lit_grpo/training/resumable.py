@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.distributed.optimizer_class import (
@@ -154,6 +155,7 @@ class ResumableModule(PolicyModule):
             may_be_others |= self._run_settings.record_start("sources", sources)
             if not may_be_others:
                 refuse_other_start(checkpoint, self.policy.path)
+            self._take_trained_weights(checkpoint)
         refuse_other_policy(self, checkpoint["state_dict"], self._reloaded_names())
         if is_fit or self.policy.lora is not None:
             refuse_changed(checkpoint, self._sources(), may_be_others=may_be_others)
@@ -168,6 +170,26 @@ class ResumableModule(PolicyModule):
             self._leave_out_other_optimizer(checkpoint, optimizer)
         else:
             refuse_other_settings(checkpoint, self.policy.computed_by())
+
+    def _take_trained_weights(self, checkpoint: dict[str, Any]) -> None:
+        """Let a run that no longer averages its weights go on from those that it trains.
+
+        Lightning would take the average.
+
+        Raises:
+            UserError: such a change is not allowed.
+        """
+        trained = checkpoint.get("current_model_state")
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        if trained is None or any(isinstance(one, WeightAveraging) for one in callbacks):
+            return
+        if not self.allow_changes:
+            raise UserError(
+                "the run averages its weights, and no callback does so now (its checkpoint has "
+                "the weights that are trained and their average). Add the callback again, such as "
+                f"EMAWeightAveraging. Or {ALLOW_CHANGES}, to train on without an average."
+            )
+        checkpoint["state_dict"] = trained
 
     def _present_optimizer(self) -> Any:
         """Return the optimizer, or one like it if it is made after the checkpoint is loaded."""

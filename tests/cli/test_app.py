@@ -621,3 +621,53 @@ def test_an_accuracy_that_nobody_configured_is_named(here, capsys):
     )
     assert main(["fit", "--config=base.yaml", "--config=length.yaml"]) == 2
     assert "set model.evaluation.accuracy to a reward" in capsys.readouterr().err
+
+
+OWN_ERRORS = """
+import json
+from lightning.pytorch import Callback
+from lit_grpo.data import PromptDataModule
+from lit_grpo.rewards import Reward
+
+class Rows(PromptDataModule):
+    def rows(self, split):
+        return json.loads("")
+
+class Empty(PromptDataModule):
+    def rows(self, split):
+        return []
+
+class Score(Reward):
+    def __init__(self):
+        int("seven")
+
+class Setup(Callback):
+    def setup(self, *arguments, **keywords):
+        open("absent.json")
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--data=own_errors.Rows"],
+            "JSONDecodeError: Expecting value: line 1 column 1 (char 0) (own_errors.py, line 9)",
+        ),
+        (
+            ["--model.rewards=[own_errors.Score]"],
+            "ValueError: invalid literal for int() with base 10: 'seven' (own_errors.py, line 17)",
+        ),
+        (
+            ["--trainer.callbacks+=own_errors.Setup"],
+            "[Errno 2] No such file or directory: 'absent.json' (own_errors.py, line 21)",
+        ),
+        (["--data=own_errors.Empty"], "Set what Empty.rows('train') returns."),
+        (["--trainer.callbacks+=own_errors.Score"], "own_errors.Score is no Callback."),
+    ],
+)
+def test_an_error_of_the_users_own_code_names_its_line(arguments, said, here, capsys):
+    (here / "own_errors.py").write_text(OWN_ERRORS)
+    assert main(["fit", "--config=base.yaml", *arguments]) == 2
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("error: ")]
+    assert said in line

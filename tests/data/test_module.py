@@ -43,6 +43,24 @@ class WithoutAnswers(PromptDataModule):
         return [{"prompt": "1+1=", "gold": "2"}]
 
 
+class WithoutSplit(PromptDataModule):
+    def rows(self):
+        return [{"prompt": "1+1=", "answer": "2"}]
+
+
+def test_rows_that_take_no_split_are_told_what_to_write():
+    with pytest.raises(UserError, match=r"WithoutSplit.rows must take the split, got rows\(\)"):
+        fit(WithoutSplit(), max_steps=1)
+
+
+def test_a_conversation_that_ends_with_the_answer_is_warned_of(caplog):
+    turns = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    rows = [{"prompt": turns, "answer": "2"}, {"prompt": turns[:1], "answer": "2"}]
+    fit(PromptData(rows, prompts_per_step=2), max_steps=1)
+    (warned,) = [one for one in caplog.messages if "turn of the assistant" in one]
+    assert warned.startswith("train data: 1 of 2 prompts end with a turn of the assistant, which")
+
+
 def test_an_own_data_module_is_told_of_its_prompt_format():
     with pytest.raises(
         UserError, match=r"Set columns=\{'answer': 'NAME'\}, or require_answer=Fa"

@@ -18,6 +18,11 @@ def test_a_model_is_no_path():
         Policy(nn.Linear(2, 2))
 
 
+def test_the_config_of_a_model_is_no_path():
+    with pytest.raises(ValueError, match=r"got a dict with model_type.* write architecture="):
+        Policy(LLAMA)
+
+
 def test_writing_the_adapter_alone_needs_an_adapter_and_a_full_model(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "base"}))
     settings = [

@@ -8,6 +8,7 @@ from packed_batches import batch_of
 from tiny import LLAMA, perturbed, tiny_policy, unbatched_logprobs
 
 from lit_grpo.policy import LocalTeacher, Policy
+from lit_grpo.policy.teacher import as_teacher
 from lit_grpo.types import UserError
 
 PROMPT = [49, 43, 49, 61]
@@ -97,3 +98,17 @@ def test_a_teacher_without_logits_for_a_token_of_the_policy_is_refused(tmp_path)
     policy = tiny_policy(architecture=LLAMA | {"vocab_size": 300})
     with pytest.raises(UserError, match=r"300 tokens, got 258 .* Set model\.teacher\.path"):
         loaded(tmp_path, policy)
+
+
+def test_a_teacher_is_an_object_or_a_path(tmp_path):
+    teacher = LocalTeacher("a")
+    assert as_teacher(None) is None
+    assert as_teacher(teacher) is teacher
+    assert as_teacher(tmp_path).path == str(tmp_path)
+    policy = Policy("a")
+    for given, got in (
+        (policy, "an object of type Policy"),
+        (LocalTeacher, "the class LocalTeach"),
+    ):
+        with pytest.raises(UserError, match=rf"got {got}.* write LocalTeacher\(path\)"):
+            as_teacher(given)

@@ -269,6 +269,15 @@ def test_a_run_goes_on_with_its_own_weights_and_ends_with_their_average(tmp_path
     assert any(not final[name].equal(weight) for name, weight in weights(plain).items())
 
 
+def test_a_run_that_no_longer_averages_is_refused_or_goes_on_with_its_own_weights(tmp_path):
+    train(tmp_path / "part", EMAWeightAveraging(decay=0.5), max_steps=2)
+    with pytest.raises(UserError, match="the run averages its weights, and no callback does so"):
+        train(tmp_path / "part", max_steps=4, ckpt_path="last")
+    _, allowed = train(tmp_path / "part", max_steps=4, ckpt_path="last", allow_changes=True)
+    _, whole = train(tmp_path / "whole", max_steps=4)
+    torch.testing.assert_close(weights(allowed), weights(whole), rtol=0, atol=0)
+
+
 def test_what_changes_at_a_resume_is_in_the_log_the_events_and_the_card(tmp_path, caplog):
     caplog.set_level("INFO")
     train(tmp_path, StopAfter(1))

@@ -12,6 +12,7 @@ import numpy as np
 from lit_grpo.cli.built_run import BuiltRun, NotChecked, is_ours, own_reward, suite_of
 from lit_grpo.cli.doctor.findings import Finding, ok, remark
 from lit_grpo.data import PromptDataModule
+from lit_grpo.data.prompts.chat import describe_answered
 from lit_grpo.policy.files.vocabulary import check_prompt_tokens
 from lit_grpo.rewards import FunctionReward, JudgedReward, Reward
 from lit_grpo.training import Evaluation, SFTModule
@@ -49,11 +50,8 @@ def _suspicious(train: Sequence[Prompt], rewards: Sequence[Reward]) -> Iterator[
         yield remark(f"{repeated:,} of {len(train):,} training prompts repeat others.")
     if blank := sum(_is_blank(prompt) for prompt in train):
         yield remark(f"{blank:,} of {len(train):,} training prompts are blank. Remove these rows.")
-    if answered := sum(_is_answered(prompt) for prompt in train):
-        yield remark(
-            f"{answered:,} of {len(train):,} training prompts end with a turn of the assistant, "
-            "which the policy sees. Where that is the gold answer, move it to a column answer."
-        )
+    if answered := describe_answered(train):
+        yield remark(answered)
     for reward in rewards:
         own = reward.applicable_prompts(train)
         unanswered = sum(prompt.answer is None for prompt in own)
@@ -67,10 +65,6 @@ def _suspicious(train: Sequence[Prompt], rewards: Sequence[Reward]) -> Iterator[
 def _may_need_gold(reward: Reward) -> bool:
     """Return whether a reward may compare with gold answers without checking that there are any."""
     return not _has_check(reward) and not is_ours(own_reward(reward))
-
-
-def _is_answered(prompt: Prompt) -> bool:
-    return prompt.messages is not None and prompt.messages[-1]["role"] == "assistant"
 
 
 def _is_blank(prompt: Prompt) -> bool:

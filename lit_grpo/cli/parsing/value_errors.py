@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
+from contextlib import suppress
 from typing import Any
 
 from lit_grpo.cli.errors import one_line
@@ -96,15 +98,31 @@ def _hint(key: str, expected: Any, value: str) -> str:
     kind, names = type_name(expected), list(class_names(expected))
     if expected is int and re.fullmatch(r"\d+\.0+", value):
         return f" Write {int(float(value))}."
+    if kind.startswith("dict") and (named := re.findall(r"(\w+)='?([^',()]*)", value)):
+        inner = ", ".join(f"{name}: {one}" for name, one in named)
+        return f" Write the whole key in quotes: '{{{inner}}}'."
     if kind.startswith("dict") and value.startswith("{"):
         return " Write it in quotes, with a space behind each colon: '{a: b, c: d}'."
     if kind.startswith("list") and re.fullmatch(r"[\w./:-]+", value):
+        if base := _other_base(kind, value):
+            return f" {value} is no {base}."
         meant = "" if value in names else closest(value, names, similarity=0.8)
         return f" Did you mean '[{meant}]'?" if meant else f" A list of one is '[{value}]'."
     if hint := suggest_value(key, value) or did_you_mean(value, literals(expected)):
         return hint
     longer = [one for one in names if value.isalpha() and one.lower().startswith(value.lower())]
     return f" Did you mean {longer[0]}?" if longer else ""
+
+
+def _other_base(kind: str, path: str) -> str:
+    """Return the class of the items of a list, if a path is that of a class of another kind."""
+    base = re.match(r"list\[(\w+)\]", kind)
+    found = None
+    with suppress(ImportError, AttributeError, ValueError):
+        found = pkgutil.resolve_name(path)
+    if base is None or not isinstance(found, type):
+        return ""
+    return "" if base[1] in [one.__name__ for one in found.__mro__] else base[1]
 
 
 def explain_other_base(parser: Any, key: str, match: re.Match[str]) -> str:

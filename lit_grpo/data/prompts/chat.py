@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 
 from lit_grpo.data.rows.sources import Row
-from lit_grpo.types import Message, Tokenizer, UserError
+from lit_grpo.types import Message, Prompt, Tokenizer, UserError
 from lit_grpo.types.json_text import parse_json
 
 OWN_ARGUMENTS = ("add_generation_prompt", "messages", "tokenize", "tools")
@@ -59,6 +59,21 @@ def read_tools(row: Row, column: str | None) -> list[Any] | None:
             "the chat template must not get this column."
         )
     return tools if isinstance(value, str) else [_without_nulls(tool) for tool in tools]
+
+
+def describe_answered(prompts: Sequence[Prompt]) -> str:
+    """Return a sentence if conversations end with an answer, which the policy would see."""
+    answered = sum(
+        prompt.messages is not None and prompt.messages[-1]["role"] == "assistant"
+        for prompt in prompts
+    )
+    if not answered:
+        return ""
+    return (
+        f"{answered:,} of {len(prompts):,} prompts end with a turn of the assistant, which the "
+        "policy sees before it begins a turn of its own. Where that is the gold answer, move it "
+        "to a column answer."
+    )
 
 
 def render_chat(

@@ -122,6 +122,11 @@ def in_prompt_format(message: str, owner: str) -> str:
     return f"{reworded} These are arguments of PromptFormat: set prompt_format of {owner}."
 
 
+def in_source(message: str, source: str) -> str:
+    """Reword settings of ``data`` as those of a source of a mixture."""
+    return re.sub(r"(?<![\w.])data\.(?!sources\b)(?=\w)", f"data.sources.{source}.data.", message)
+
+
 def check_tools_column(rows: Sequence[Row], column: str | None) -> None:
     """Check that some row has the column, unless it is the default, which need not exist."""
     is_chosen = column not in (None, PromptFormat.tools_column)

@@ -123,4 +123,4 @@ def test_a_prompt_that_ends_with_an_answer_is_a_remark(capsys):
         {"prompt": turns, "answer": "2"}, {"prompt": turns[:1], "answer": "2"}, validation_size=0
     )
     _, shown = doctor(capsys, *words)
-    assert "1 of 2 training prompts end with a turn of the assistant" in shown["data"]
+    assert "1 of 2 prompts end with a turn of the assistant" in shown["data"]

@@ -3,6 +3,7 @@
 import pytest
 
 from lit_grpo.data import PromptFormat, Row, build_prompts
+from lit_grpo.data.prompts.prompt_format import in_source
 from lit_grpo.data.rows.prepared import text_hash, text_hashes
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 
@@ -192,3 +193,12 @@ def test_an_unknown_role_and_a_limit_of_zero_are_refused_at_once():
         PromptFormat(columns={"gold": "answer"})
     with pytest.raises(ValueError, match="max_prompt_tokens must be >= 1, got 0"):
         PromptFormat(max_prompt_tokens=0)
+
+
+def test_the_settings_of_a_source_are_named_below_it():
+    said = "Set data.columns: {answer: NAME}, or data.require_answer: false of mydata.jsonl."
+    assert in_source(said, "sums") == (
+        "Set data.sources.sums.data.columns: {answer: NAME}, or "
+        "data.sources.sums.data.require_answer: false of mydata.jsonl."
+    )
+    assert in_source("Set data.sources.a.weight.", "sums") == "Set data.sources.a.weight."
