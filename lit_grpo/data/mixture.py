@@ -20,7 +20,14 @@ from lit_grpo.data.loading.stream import PromptStream
 from lit_grpo.data.module import PromptDataModule, Split, Unlisted, make_order
 from lit_grpo.data.rows.prepared import Holdout
 from lit_grpo.data.rows.sources import Row
-from lit_grpo.types import Prompt, UserError, check_range, check_type, setting_error
+from lit_grpo.types import (
+    Prompt,
+    UserError,
+    check_fields,
+    check_range,
+    check_type,
+    setting_error,
+)
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +196,7 @@ def _check_sources(sources: dict[str, MixtureSource]) -> None:
             got, fix = type(source).__name__, "write MixtureSource(data=...)"
             raise setting_error(key, "of type MixtureSource", got, fix)
         check_type(key, source, MixtureSource)
-        check_type(f"{key}.data", source.data, PromptDataModule)
+        check_fields(key, source)
         if isinstance(source.data, MixtureData):
             raise setting_error(f"{key}.data", "data of one source", "MixtureData")
         _check_unset(source.data, key)

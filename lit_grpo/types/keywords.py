@@ -17,7 +17,8 @@ NAMES = {**KEYS, "model": "model.policy", "lr": "model.optimizer.lr"}
 OWNERS = {"model": "GRPOModule", "data": "PromptData", "trainer": "Trainer"}
 """Section of a config -> the class whose arguments its keys are."""
 IN_PROGRAMS = {
-    "model.optimizer.lr": "optimizer, such as functools.partial(torch.optim.AdamW, lr=1e-5)",
+    "model.optimizer.lr": "optimizer, such as functools.partial(torch.optim.AdamW, lr=1e-5, "
+    "weight_decay=0.0)",
     "seed_everything (or model.seed for the training alone)": "seed of GRPOModule",
     "model.rewards (the weight of each)": "weight of Reward objects: MathReward(weight=0.5)",
     "run_dir": "run_dir of Trainer",

@@ -15,7 +15,7 @@ import torch
 
 import lit_grpo
 from lit_grpo.callbacks import Alerts, Checkpoints, HealthMonitor, Rule, StallWatchdog, TimingLog
-from lit_grpo.data import AdditionData, PromptData
+from lit_grpo.data import AdditionData, MixtureData, MixtureSource, Phase, PromptData
 from lit_grpo.judge import Judge
 from lit_grpo.objective import (
     AdvantageConfig,
@@ -203,6 +203,35 @@ def test_no_class_takes_a_choice_that_there_is_not(kind, name):
             given.setdefault(one.name, REQUIRED.get(one.name))
     with pytest.raises(UserError, match=rf"\b{name} must be .*, got .*'bogus'"):
         kind(**given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"adaptive": {"success": 1.0}},
+            r"adaptive must be of type Adaptive or None, got .* \(write Ada",
+        ),
+        ({"adaptive": True}, "adaptive must be of type Adaptive or None, got True"),
+        ({"weight": "0.5"}, "weight must be a number, got '0.5'"),
+    ],
+)
+def test_the_settings_of_a_source_are_checked_by_the_mixture(settings, said):
+    source = MixtureSource(**({"data": PromptData("x.jsonl")} | settings))
+    with pytest.raises(UserError, match=rf"sources\.a\.{said}"):
+        MixtureData({"a": source})
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [
+        ({"weights": {"a": 1.0}, "fraction": 1.0}, "curriculum.0 must be of type Phase, got"),
+        (Phase(weights={"a": 1.0}, fraction="1"), "fraction must be a number, got '1'"),
+    ],
+)
+def test_the_phases_of_a_curriculum_are_objects_with_numbers(phase, said):
+    with pytest.raises(UserError, match=said):
+        MixtureData({"a": MixtureSource(data=PromptData("x.jsonl"))}, curriculum=[phase])
 
 
 def test_a_path_may_be_one_of_pathlib():

@@ -10,6 +10,8 @@ from lit_grpo import GRPOModule, SFTModule
 from lit_grpo.types import UserError
 from lit_grpo.types.keywords import NAMES, _in_program
 
+ADAMW = "Set optimizer, such as functools.partial(torch.optim.AdamW, lr=1e-5, weight_decay=0.0)."
+
 
 @pytest.mark.parametrize(
     ("name", "instead"),
@@ -22,8 +24,8 @@ from lit_grpo.types.keywords import NAMES, _in_program
         ("beta", "Set objective.kl.coef of GRPOModule."),
         ("epsilon", "Set objective.clip_low and clip_high of GRPOModule."),
         ("loss_type", "Set objective.aggregation (or objective.surrogate) of GRPOModule."),
-        ("lr", "Set optimizer, such as functools.partial(torch.optim.AdamW, lr=1e-5)."),
-        ("learning_rate", "Set optimizer, such as functools.partial(torch.optim.AdamW, lr=1e-5)."),
+        ("lr", ADAMW),
+        ("learning_rate", ADAMW),
         ("train_dataset", "Set train of PromptData."),
         ("num_train_epochs", "Set max_epochs of Trainer."),
         ("output_dir", "Set run_dir of Trainer."),

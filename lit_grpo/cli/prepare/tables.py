@@ -37,7 +37,7 @@ def print_manifest(manifest: Mapping[str, Any], console: Console) -> None:
     console.print(table)
     for line in copies_in_words(manifest["duplicates"]):
         console.print(line, soft_wrap=True)
-    for line in _without_pairs(manifest):
+    for line in (*_without_pairs(manifest), *_mostly_held_out(manifest)):
         console.print(line, soft_wrap=True)
 
 
@@ -58,6 +58,19 @@ def _without_pairs(manifest: Mapping[str, Any]) -> Iterator[str]:
             yield (
                 f"{name} gives no pairs, since its rows have no completion (columns.completion "
                 "of a source names the column that has them)"
+            )
+
+
+def _mostly_held_out(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which sources keep less than half of their rows for training."""
+    splits = manifest["splits"]
+    for name in manifest["sources"]:
+        rows = {split: one["by_source"].get(name, 0) for split, one in splits.items()}
+        if 2 * rows["train"] < sum(rows.values()) and rows["train"]:
+            yield (
+                f"{name} keeps {rows['train']:,} of {sum(rows.values()):,} rows to train on: the "
+                "holdout and the validation data take rows of each source by its weight, not by "
+                "its size. Lower holdout_size and validation_size, or the weight of the source."
             )
 
 

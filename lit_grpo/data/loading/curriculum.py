@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
-from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types import UserError, check_fields, check_range, check_value, setting_error
 from lit_grpo.types.spelling import did_you_mean
 
 TEXT_SOURCES = ("verifiable", "open")
@@ -31,10 +31,11 @@ class Phase:
     lr_scale: float = 1.0
 
     def check(self, key: str) -> None:
-        """Raise UserError if a value is out of range.
+        """Raise UserError if a value is out of range, or of another type.
 
         A parser that tries several types would take an error of ``__init__`` for one of the type.
         """
+        check_fields(key, self)
         check_range(f"{key}.fraction", self.fraction, above=0, is_finite=True)
         check_range(f"{key}.lr_scale", self.lr_scale, at_least=0, is_finite=True)
 
@@ -101,6 +102,7 @@ def parse_curriculum(
         )
     phases = _read_text(value, weights, key) if isinstance(value, str) else tuple(value)
     for number, phase in enumerate(phases):
+        check_value(f"{key}.{number}", phase, Phase)
         phase.check(f"{key}.{number}")
         if unknown := [name for name in phase.weights if name not in weights]:
             rule, got = f"weights of {', '.join(weights)}", f"one of {', '.join(unknown)}"

@@ -24,7 +24,7 @@ def check_function(make_optimizer: object) -> None:
         raise setting_error(
             "model.optimizer",
             "a function that makes an optimizer of parameters, such as "
-            "functools.partial(torch.optim.AdamW, lr=1e-5)",
+            "functools.partial(torch.optim.AdamW, lr=1e-5, weight_decay=0.0)",
             shown(make_optimizer),
         )
 

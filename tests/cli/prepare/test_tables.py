@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from rich.console import Console
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.prepare.tables import copies_in_words
+from lit_grpo.cli.prepare.tables import copies_in_words, print_manifest
 
 
 def test_the_list_has_every_source_of_every_recipe(monkeypatch, capsys):
@@ -74,3 +75,17 @@ def test_copies_are_said_with_the_splits_that_they_are_in():
         "1,200 exact duplicates, of dropped rows",
         "2 near duplicates, between train and holdout",
     ]
+
+
+@pytest.mark.parametrize(("held_out", "is_told"), [(4, False), (6, True), (10, False)])
+def test_a_source_that_keeps_few_rows_to_train_on_is_named(held_out, is_told, capsys):
+    by_source = {"train": {"sums": 90, "chat": 10 - held_out}, "holdout": {"chat": held_out}}
+    manifest = {
+        "splits": {name: {"by_source": one} for name, one in by_source.items()},
+        "sources": {name: {"read": 90, "kept": 90, "dropped": {}} for name in ("sums", "chat")},
+        "duplicates": {},
+        "sft": False,
+    }
+    print_manifest(manifest, Console(width=200))
+    told = "chat keeps 4 of 10 rows to train on" in capsys.readouterr().out
+    assert told == is_told
