@@ -260,11 +260,14 @@ def _whole_groups(
     max_tokens: int,
 ) -> list[list[int]]:
     """Fill micro-batches, the largest group first; split a group only if it exceeds the budget."""
-    split = [[*_pieces(group, prompts, lengths, added, max_tokens)] for group in groups]
+    tokens_of = {
+        group[0]: prompts[group[0]] + lengths[group[0]] + sum(added[row] for row in group[1:])
+        for group in groups
+    }
     parts: list[list[int]] = []
     used = max_tokens
-    for pieces in sorted(split, key=lambda pieces: sum(tokens for _, tokens in pieces))[::-1]:
-        for rows, tokens in pieces:
+    for group in sorted(groups, key=lambda group: (tokens_of[group[0]], group), reverse=True):
+        for rows, tokens in _pieces(group, prompts, lengths, added, max_tokens):
             if used + tokens > max_tokens:
                 parts.append([])
                 used = 0
