@@ -49,7 +49,7 @@ from lit_grpo.stopping import (
 )
 from lit_grpo.training.base import PolicyModule
 from lit_grpo.types import Diverged, OutOfMemory, RankCrashed, RankLost, UserCodeFailed, UserError
-from lit_grpo.types.errors import as_rank_lost
+from lit_grpo.types.errors import as_rank_lost, keeping_interrupts
 from lit_grpo.types.functions import users_line
 
 log = logging.getLogger(__name__)
@@ -87,8 +87,6 @@ def run(
             with as_user_errors(until=lambda: getattr(cli.model, "has_begun", True)):
                 return execute(cli, work)
     except SystemExit as leave:
-        if isinstance(leave.__context__, KeyboardInterrupt):  # Lightning turned it into exit code 1
-            raise KeyboardInterrupt from None
         is_signal = isinstance(leave.code, int) and is_of_signal(leave.code)
         if is_signal or not (where := users_line(leave)):
             raise  # of the parser, such as after --print_config
@@ -103,6 +101,7 @@ def run(
         return report_error(error, where_started(command, arguments, text))
 
 
+@keeping_interrupts()
 def execute(cli: CommandLine, work: Callable[[CommandLine], int] | None = None) -> int:
     """Do the work, close the engine and the rewards, and return the exit code."""
     try:

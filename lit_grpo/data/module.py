@@ -140,9 +140,9 @@ class PromptDataModule(LightningDataModule, ABC):
                     self.validation_hash = prompts_hash(loader.some_prompts())
             elif stage != "fit" or split == "train":
                 fix = "" if split == "train" else " to rows that the policy was not trained on"
-                setting = f"data.{split}"
-                if setting.partition(".")[2] not in inspect.signature(type(self)).parameters:
-                    setting = f"what {type(self).__name__}.rows({split!r}) returns"
+                setting = f"what {type(self).__name__}.rows({split!r}) returns"
+                if split in inspect.signature(type(self)).parameters:
+                    setting = f"data.{split}"
                 raise UserError(
                     f"{split} data with at least one row is needed, got none. Set {setting}{fix}."
                 )
@@ -281,7 +281,7 @@ class PromptDataModule(LightningDataModule, ABC):
 
 
 def _holdout_keys(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
-    """Return the marks of each row by which held-out rows are recognised."""
+    """Return the keys of each row by which held-out rows are recognised."""
     if isinstance(rows, MappedRows):
         return (holdout_keys(one["id"], one) for one in rows.columns("id", "text_hash", "question"))
     return (holdout_keys(row.id, row.columns) for row in rows)

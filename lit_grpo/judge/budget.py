@@ -267,9 +267,10 @@ class CallBudget:
         return None
 
     def _check_cost(self) -> None:
-        limit, spent = self.limits.max_cost_usd, f"{self.spent_usd:.4f} US dollars"
+        limit = self.limits.max_cost_usd
         if limit is None or self.spent_usd < limit / self.world_size:
             return
+        spent = f"{self.spent_usd:.4f} US dollars"
         detail = f"{spent} have been spent, and limits.max_cost_usd is {limit:g}"
         if self.world_size > 1:
             share = f"its share of limits.max_cost_usd ({limit:g}) is {limit / self.world_size:g}"

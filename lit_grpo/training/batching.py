@@ -260,13 +260,14 @@ def _whole_groups(
     max_tokens: int,
 ) -> list[list[int]]:
     """Fill micro-batches, the largest group first; split a group only if it exceeds the budget."""
-    tokens_of = {
-        group[0]: prompts[group[0]] + lengths[group[0]] + sum(added[row] for row in group[1:])
-        for group in groups
-    }
+
+    def num_tokens(group: list[int]) -> int:
+        first, *others = group
+        return prompts[first] + lengths[first] + sum(added[row] for row in others)
+
     parts: list[list[int]] = []
     used = max_tokens
-    for group in sorted(groups, key=lambda group: (tokens_of[group[0]], group), reverse=True):
+    for group in sorted(groups, key=lambda group: (num_tokens(group), group), reverse=True):
         for rows, tokens in _pieces(group, prompts, lengths, added, max_tokens):
             if used + tokens > max_tokens:
                 parts.append([])

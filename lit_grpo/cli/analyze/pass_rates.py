@@ -31,7 +31,12 @@ from lit_grpo.rewards.scoring.valid_rows import counted
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.collecting.checked_engine import generate
-from lit_grpo.training.collecting.score_status import ScoreStatus, over_ranks, score_status
+from lit_grpo.training.collecting.score_status import (
+    ScoreStatus,
+    is_absent,
+    over_ranks,
+    score_status,
+)
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.types import (
     Completion,
@@ -231,8 +236,7 @@ class _Estimate:
 
 def _is_incomplete(group: Group, rewards: Sequence[str]) -> bool:
     """Return whether a failure left a completion of a group without a score."""
-    scores = (score for name in rewards for score in group.scores[name])
-    return any(score.is_outage or score.is_permanent for score in scores)
+    return any(is_absent(score) for name in rewards for score in group.scores[name])
 
 
 def samples_of(prepared: PreparedDir) -> Path:

@@ -46,7 +46,7 @@ from lit_grpo.runs.files.writable import check_writable
 from lit_grpo.runs.safe_points import is_between_steps
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import check_range
-from lit_grpo.types.errors import as_rank_lost, keeping_interrupts
+from lit_grpo.types.errors import as_rank_lost
 from lit_grpo.types.field_types import checks_types
 from lit_grpo.types.keywords import checks_keywords
 from lit_grpo.types.paths import at_home
@@ -207,8 +207,7 @@ class Checkpoints(Callback):
             return
         self._moment, self._validated_step = "validation", num_finished_steps(trainer)
         if not trainer.fast_dev_run and self._is_best(trainer):  # type: ignore[attr-defined]
-            with keeping_interrupts():
-                trainer.save_checkpoint(self.directory / BEST_FILE)
+            trainer.save_checkpoint(self.directory / BEST_FILE)
         if self._is_waiting and get_stop_reason(trainer) is None:
             self._save(trainer)
         self._is_waiting = False
@@ -251,8 +250,7 @@ class Checkpoints(Callback):
     def _save(self, trainer: L.Trainer) -> None:
         start = time.monotonic()
         path = self.directory / f"step_{num_finished_steps(trainer):06d}.ckpt"
-        with keeping_interrupts():
-            trainer.save_checkpoint(path)
+        trainer.save_checkpoint(path)
         if trainer.is_global_zero:
             _when_written(trainer, partial(self._settle, path))
         self._has_healthy = self._has_healthy or not trouble_of(trainer)

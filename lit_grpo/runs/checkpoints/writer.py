@@ -32,6 +32,7 @@ from lit_grpo.runs.checkpoints.atomic_save import (
 from lit_grpo.runs.checkpoints.files import Manifest, sha256_of, size_of, write_manifest
 from lit_grpo.runs.files.space import checkpoint_bytes, warn_of_space
 from lit_grpo.types.atomic import partial_path, sync_files
+from lit_grpo.types.errors import keeping_interrupts
 from lit_grpo.types.saved_state import saved_state
 
 _WEIGHTS = {"state_dict"}
@@ -78,6 +79,7 @@ class CheckpointWriter(TorchCheckpointIO):
 
         self._unfinished.append(self._thread.submit(call))
 
+    @keeping_interrupts()
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:

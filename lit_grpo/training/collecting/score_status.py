@@ -151,6 +151,11 @@ def _has_other_result(rollouts: RolloutBatch, reward: str) -> bool:
     return any(not score.bug and score.is_scorable for score in scores)
 
 
+def is_absent(score: Score) -> bool:
+    """Return whether a failure left a completion without this score; an abstention is none."""
+    return _is_missing(score) or score.is_permanent
+
+
 def _has_bug(row: Sequence[Score]) -> bool:
     """Return whether a row can never be scored."""
     return any(score.is_permanent for score in row)
