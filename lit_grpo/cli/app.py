@@ -87,8 +87,7 @@ def run(
             with as_user_errors(until=lambda: getattr(cli.model, "has_begun", True)):
                 return execute(cli, work)
     except SystemExit as leave:
-        is_signal = isinstance(leave.code, int) and is_of_signal(leave.code)
-        if is_signal or not (where := users_line(leave)):
+        if is_of_signal(exit_code_of_error(leave)) or not (where := users_line(leave)):
             raise  # of the parser, such as after --print_config
         return print_error(
             f"code of yours{where} left by sys.exit({leave.code!r}), so that nothing was done or "

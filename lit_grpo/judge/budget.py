@@ -225,7 +225,7 @@ class CallBudget:
         if self._file is not None and self._file.path == file.path:
             return  # another reward with the same judge
         earlier = file.of_ranks_from(self.world_size) if self.rank == 0 else []
-        total = sum(gather_objects(file.read() + read_all(earlier)))
+        total = sum(gather_objects(read_all([file.path, *earlier])))
         self.close()
         with self._lock:
             self.spent_usd = max(self.spent_usd, total / self.world_size + self._paid_usd)

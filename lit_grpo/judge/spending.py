@@ -33,10 +33,6 @@ class SpendingFile:
         self._descriptor: int | None = None
         self._has_warned = False
 
-    def read(self) -> float:
-        """Return what the file says; 0 without one."""
-        return _read(self.path)
-
     def of_ranks_from(self, world_size: int) -> list[Path]:
         """Return the files of higher ranks, which an earlier part of the run has had."""
         ranks = {
@@ -69,7 +65,7 @@ class SpendingFile:
 
 
 def read_all(paths: list[Path]) -> float:
-    """Return the sum of several files."""
+    """Return the sum of several files; 0 for one that does not exist."""
     return sum(map(_read, paths))
 
 

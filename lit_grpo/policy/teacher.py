@@ -25,6 +25,7 @@ from lit_grpo.policy.policy import Policy
 from lit_grpo.types import TokenBatch, UserError, check_init, setting_error
 from lit_grpo.types.keywords import checks_keywords
 from lit_grpo.types.paths import at_home
+from lit_grpo.types.plain import described
 
 _KEY = "model.teacher.path"
 _PROBE = "Wave 12 + 34: naïve façades,\n\tthen 5.6e-7 of them?"
@@ -41,10 +42,10 @@ def as_teacher(given: object) -> Teacher | None:
         return given
     if isinstance(given, str | PathLike):
         return LocalTeacher(os.fspath(given))
-    name = given.__name__ if isinstance(given, type) else type(given).__name__
-    got = f"the class {name}" if isinstance(given, type) else f"an object of type {name}"
     why = "it loads a model of its own, by its path: write LocalTeacher(path), of lit_grpo.policy"
-    raise setting_error("model.teacher", "a LocalTeacher, a VLLMTeacher or a path", got, why)
+    raise setting_error(
+        "model.teacher", "a LocalTeacher, a VLLMTeacher or a path", described(given), why
+    )
 
 
 class TeacherFailed(Exception):

@@ -55,6 +55,7 @@ from lit_grpo.types import (
 from lit_grpo.types.errors import keeping_interrupts
 from lit_grpo.types.keywords import refuse_unknown
 from lit_grpo.types.paths import at_home, refuse_no_directory
+from lit_grpo.types.plain import described
 
 log = logging.getLogger(__name__)
 
@@ -270,17 +271,11 @@ def _check_arguments(call: str, model: object, datamodule: object) -> None:
     if not isinstance(model, L.LightningModule):
         raise UserError(
             f"{call} takes a module, such as lit_grpo.GRPOModule(…), and then data, got "
-            f"{_kind(model)} as the module. Write {call}(module, data)."
+            f"{described(model)} as the module. Write {call}(module, data)."
         )
     if not isinstance(datamodule, L.LightningDataModule):
         raise UserError(
             f"{call} takes a module and then data that keep their position for a resume, such as "
             f"lit_grpo.PromptData(train=…), which takes files and lists of rows; got "
-            f"{_kind(datamodule)} as the data. Write {call}(module, data)."
+            f"{described(datamodule)} as the data. Write {call}(module, data)."
         )
-
-
-def _kind(given: object) -> str:
-    if isinstance(given, type):
-        return f"the class {given.__name__}, not an object of it,"
-    return f"an object of type {type(given).__name__}"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from lit_grpo.stopping import is_of_signal
+from lit_grpo.stopping import exit_code_of_error, is_of_signal
 from lit_grpo.types.functions import defined_at
 
 STEPS = ("training_step", "validation_step", "test_step")
@@ -44,7 +44,7 @@ def _guarded(hook: Callable[..., Any], name: str) -> Callable[..., Any]:
                 "argument, which it returns then."
             ) from error
         except SystemExit as error:
-            if isinstance(error.code, int) and is_of_signal(error.code):
+            if is_of_signal(exit_code_of_error(error)):
                 raise
             raise RuntimeError(
                 f"{name} left by sys.exit({error.code!r}), without a checkpoint. To stop a run "

@@ -24,6 +24,13 @@ def import_path(value: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+def described(given: object) -> str:
+    """Return what a value is, where another one was expected: ``an object of type Policy``."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    return f"an object of type {type(given).__name__}"
+
+
 def plain_value(value: Any, name: Callable[[Any], str] = bare_name) -> Any:
     """Return a setting as numbers, texts, lists and dicts.
 

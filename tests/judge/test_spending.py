@@ -2,7 +2,7 @@
 
 from lit_grpo.judge.budget import CallBudget
 from lit_grpo.judge.config import Limits
-from lit_grpo.judge.spending import DIRECTORY, SpendingFile
+from lit_grpo.judge.spending import DIRECTORY, SpendingFile, read_all
 
 DEPLOYMENT = ("http://127.0.0.1:1/v1", "m")
 
@@ -76,9 +76,9 @@ def test_a_file_that_cannot_be_read_is_as_none(tmp_path):
     file = SpendingFile(tmp_path, DEPLOYMENT, 0)
     file.path.parent.mkdir()
     file.path.write_text("torn")
-    assert file.read() == 0.0
+    assert read_all([file.path]) == 0.0
     budget_in(tmp_path).spend(0.5)
-    assert file.read() == 0.5
+    assert read_all([file.path]) == 0.5
 
 
 def test_a_full_disk_costs_a_warning_and_no_call(tmp_path, caplog):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-import pkgutil
 import re
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,7 +14,13 @@ from lit_grpo.cli.errors import broken_import, one_line
 from lit_grpo.cli.parsing.foreign_names import suggest_value
 from lit_grpo.cli.parsing.merging import REWARDS
 from lit_grpo.cli.parsing.suggestions import keys, suggest, suggest_key
-from lit_grpo.cli.parsing.type_hints import class_names, literals, takes_function, type_of
+from lit_grpo.cli.parsing.type_hints import (
+    class_names,
+    find_object,
+    literals,
+    takes_function,
+    type_of,
+)
 from lit_grpo.cli.parsing.value_errors import (
     DATA_EXAMPLE,
     explain_no_section,
@@ -104,16 +108,15 @@ def _is_of_rows(setting: str) -> bool:
 
 def about_settings(path: str, setting: str) -> str:
     """Return how a user's reward class can accept a setting that every reward has."""
-    with suppress(ImportError, AttributeError, ValueError):
-        kind = pkgutil.resolve_name(path)
-        is_reward = isinstance(kind, type) and issubclass(kind, Reward)
-        is_own = is_reward and not kind.__module__.startswith("lit_grpo.")
-        if is_own and setting in inspect.signature(Reward).parameters:
-            return (
-                " Every reward has it, if its __init__ accepts the settings and passes them on: "
-                "def __init__(self, ..., **settings): super().__init__(**settings)."
-            )
-    return ""
+    kind = find_object(path)
+    is_reward = isinstance(kind, type) and issubclass(kind, Reward)
+    is_own = is_reward and not kind.__module__.startswith("lit_grpo.")
+    if not is_own or setting not in inspect.signature(Reward).parameters:
+        return ""
+    return (
+        " Every reward has it, if its __init__ accepts the settings and passes them on: "
+        "def __init__(self, ..., **settings): super().__init__(**settings)."
+    )
 
 
 def explain_source(parser: Any, key: str, match: re.Match[str]) -> str:
@@ -207,10 +210,8 @@ def explain_unknown_class(parser: Any, key: str, match: re.Match[str]) -> str:
 
 
 def explain_wrong_class(parser: Any, key: str, match: re.Match[str]) -> str:
-    path, hint = match["path"], ""
-    if match["base"] == "Reward":
-        with suppress(ImportError, AttributeError, ValueError):
-            hint = _as_reward(path, pkgutil.resolve_name(path))
+    path = match["path"]
+    hint = _as_reward(path, find_object(path)) if match["base"] == "Reward" else ""
     return f"{key}: {path} is not a {match['base']}.{hint}"
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import re
 from collections import abc
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -57,6 +59,13 @@ def admits_text(hint: Any) -> bool:
     if get_origin(hint) in (Union, UnionType):
         return any(map(admits_text, get_args(hint)))
     return hint in (str, Path)
+
+
+def find_object(path: str) -> Any:
+    """Return the class or function of a path in a config; None if there is none."""
+    with suppress(ImportError, AttributeError, ValueError):
+        return pkgutil.resolve_name(path)
+    return None
 
 
 def takes_function(hint: Any) -> bool:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pkgutil
 import re
-from contextlib import suppress
 from typing import Any
 
 from lit_grpo.cli.errors import one_line
@@ -15,6 +13,7 @@ from lit_grpo.cli.parsing.type_hints import (
     admits_null,
     admits_text,
     class_names,
+    find_object,
     has_default,
     literals,
     type_name,
@@ -104,7 +103,7 @@ def _hint(key: str, expected: Any, value: str) -> str:
     if kind.startswith("dict") and value.startswith("{"):
         return " Write it in quotes, with a space behind each colon: '{a: b, c: d}'."
     if kind.startswith("list") and re.fullmatch(r"[\w./:-]+", value):
-        if base := _other_base(kind, value):
+        if base := _class_expected(kind, value):
             return f" {value} is no {base}."
         meant = "" if value in names else closest(value, names, similarity=0.8)
         return f" Did you mean '[{meant}]'?" if meant else f" A list of one is '[{value}]'."
@@ -114,12 +113,10 @@ def _hint(key: str, expected: Any, value: str) -> str:
     return f" Did you mean {longer[0]}?" if longer else ""
 
 
-def _other_base(kind: str, path: str) -> str:
+def _class_expected(kind: str, path: str) -> str:
     """Return the class of the items of a list, if a path is that of a class of another kind."""
     base = re.match(r"list\[(\w+)\]", kind)
-    found = None
-    with suppress(ImportError, AttributeError, ValueError):
-        found = pkgutil.resolve_name(path)
+    found = find_object(path)
     if base is None or not isinstance(found, type):
         return ""
     return "" if base[1] in [one.__name__ for one in found.__mro__] else base[1]

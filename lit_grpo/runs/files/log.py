@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
-import tempfile
 from pathlib import Path
 
+from lit_grpo.runs.files.writable import try_writing
 from lit_grpo.types import UserError
 from lit_grpo.types.paths import shown_path
 
@@ -23,8 +23,7 @@ def open_run_log(run_dir: str | Path, rank: int = 0) -> logging.Handler:
     path = Path(run_dir) / ("run.log" if rank == 0 else f"run_rank{rank}.log")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass  # the log of an earlier part may be writable in a directory that is not
+        try_writing(path.parent)  # the log of an earlier part may be writable where it is not
         handler = _RunLog(path)
     except OSError as error:
         raise not_writable(shown_path(Path(run_dir)), error) from error

@@ -48,6 +48,26 @@ def test_what_is_written_is_what_lightning_writes_with_a_manifest(tmp_path):
     assert sorted(one.name for one in path.parent.iterdir()) == [path.name, f"{path.name}.json"]
 
 
+class PressesCtrlC:
+    """What torch.save has in hand when the user interrupts."""
+
+    def __reduce__(self):
+        signal.raise_signal(signal.SIGINT)
+        return PressesCtrlC, ()
+
+
+def test_an_interrupt_within_a_write_is_raised_as_one_and_keeps_the_file_of_before(tmp_path):
+    path = tmp_path / "step_000012.ckpt"
+    write(path)
+    before = path.read_bytes()
+    state = {"state_dict": {"weight": torch.zeros(1000), "other": PressesCtrlC()}}
+    with pytest.raises(KeyboardInterrupt):
+        CheckpointWriter().save_checkpoint(state, path)
+    assert path.read_bytes() == before
+    assert why_unusable(path, reads_all=True) == ""
+    assert sorted(one.name for one in tmp_path.iterdir()) == [path.name, f"{path.name}.json"]
+
+
 def write_to_a_full_disk(path: Path) -> str:
     """Return what is raised where files must not be large, in a process of its own."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write then fails with EFBIG

@@ -8,6 +8,7 @@ from tiny import rollouts
 from lit_grpo.training.collecting.score_status import (
     ScoreStatus,
     find_spent_budget,
+    is_absent,
     over_ranks,
     score_status,
 )
@@ -94,6 +95,15 @@ def test_abstentions_and_completions_that_are_too_long_are_not_missing():
     long = Score(value=None, outcome=Outcome.TRUNCATED)
     status = status_of(a=(OK, DECLINED, long))
     assert (status.num_absent, status.failure) == (0, None)
+
+
+@pytest.mark.parametrize("failed", [LATE, bug("x"), bug("x", is_permanent=False)])
+def test_a_failure_leaves_a_score_absent_and_an_abstention_does_not(failed):
+    assert is_absent(failed)
+    assert not is_absent(OK)
+    assert not is_absent(DECLINED)
+    assert not is_absent(Score(value=None, outcome=Outcome.TRUNCATED))
+    assert is_absent(Score(value=None, outcome=Outcome.NOT_SAMPLED))
 
 
 def test_a_reward_has_only_bugs_if_it_gave_nothing_else_on_a_row_that_it_can_read():
