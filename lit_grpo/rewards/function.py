@@ -197,10 +197,8 @@ def _trl_row(prompt: Prompt) -> dict[str, Any]:
 
 
 def _gold(prompt: Prompt) -> Any:
-    """Return the gold answer, as a list if the row gives one."""
-    from lit_grpo.data.rows.gold import given_answer  # loads much, which workers do not need
-
-    return None if prompt.answer is None else given_answer(prompt.answer, prompt.columns)
+    """Return the gold answer as the row has it: a text, a number or a list."""
+    return prompt.answer if prompt.given_answer is None else prompt.given_answer
 
 
 def _verl_row(prompt: Prompt) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.optim import AdamW, Optimizer
 
 from lit_grpo.data import TrainingLoader
-from lit_grpo.data.rows.gold import answer_place, first_of, given_answer
+from lit_grpo.data.rows.columns import to_text
+from lit_grpo.data.rows.gold import answer_place, first_of
 from lit_grpo.diagnostics.step_log import step_number
 from lit_grpo.distributed.gradients import steps_of
 from lit_grpo.policy import Policy
@@ -198,9 +199,13 @@ class SFTModule(EvaluatedModule):
             UserError: the row has no such text.
         """
         column = self.target_column
-        text = prompt.answer if column is None else prompt.columns.get(column)
-        if column is None and text:
-            text = first_of(given_answer(text, prompt.columns))
+        if column is not None:
+            text = prompt.columns.get(column)
+        else:
+            is_list = isinstance(prompt.given_answer, list)
+            text = first_of(prompt.given_answer) if is_list else prompt.answer
+        if isinstance(text, int | float):
+            text = to_text(text)
         if not isinstance(text, str) or not text:
             place = "gold answer" if column is None else f"text in column {column!r}"
             raise UserError(

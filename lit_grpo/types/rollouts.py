@@ -45,6 +45,8 @@ class Prompt:
     """The conversation; None for a prompt that is plain text."""
     answer: str | None = None
     """The gold answer."""
+    given_answer: Any = None
+    """The gold answer as the row has it, if that is no text: a number, or a list of equal ones."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Every column of the row under its own name, for the rewards, which cannot change them."""
     source: str = ""

@@ -2,6 +2,7 @@ import asyncio
 import functools
 import pickle
 import re
+from dataclasses import replace
 
 import jsonargparse
 import pytest
@@ -83,7 +84,8 @@ def test_conversational_prompt_gives_lists_of_messages():
     assert run(FunctionReward(look), CHAT, "2", "3").rewards.tolist() == [[3.0, 3.0]]
 
 
-def test_a_list_of_gold_answers_is_a_list_whatever_its_column_is_called():
+@pytest.mark.parametrize(("answer", "value"), [('["8", "8.0"]', ["8", "8.0"]), ("8", 8)])
+def test_a_gold_answer_that_is_no_text_stays_what_it_is(answer, value):
     given = []
 
     def keeps(completions, answer):
@@ -94,11 +96,11 @@ def test_a_list_of_gold_answers_is_a_list_whatever_its_column_is_called():
         given.append(ground_truth)
         return 1.0
 
-    one = prompt("1", answer='["8", "8.0"]', columns={"gold": ["8", "8.0"]})
+    one = replace(prompt("1", answer=answer), given_answer=value)
     for function in (keeps, keeps_truth):
         run(FunctionReward(function), one, "8")
-    run(FunctionReward(keeps), prompt("1", answer='["8", "8.0"]'), "8")
-    assert given == [["8", "8.0"], ["8", "8.0"], '["8", "8.0"]']
+    run(FunctionReward(keeps), prompt("1", answer=answer), "8")
+    assert given == [value, value, answer]
 
 
 def test_column_called_answer_takes_precedence_over_the_gold_answer():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -123,13 +123,16 @@ def join_gold(row: PreparedRow, cache: GoldCache, recipe: Recipe) -> PreparedRow
     )
 
 
-def refuse_unscored(rows: Sequence[PreparedRow], num_rows: int, command: str | None) -> None:
+def refuse_unscored(
+    rows: Sequence[PreparedRow], num_rows: int, command: str | None, left: Collection[str]
+) -> None:
     """Raise UserError if there are rows without gold scores.
 
     Args:
         rows: The rows without gold scores.
         num_rows: Number of all rows.
         command: What scores them; None if the recipe has no judge.
+        left: Sources that have other rows to train on.
     """
     if not rows:
         return
@@ -145,8 +148,11 @@ def refuse_unscored(rows: Sequence[PreparedRow], num_rows: int, command: str | N
     if num_single := sum(not can_be_judged(row) for row in rows):
         why += f"; {num_single} have fewer than two answers, which cannot be compared"
         fixes.append("leave those with one answer out by where: {num_answers: [2, null]}")
-    if len(rows) < num_rows:
+    without = sorted({row.source for row in rows}.difference(left))
+    if not without:
         fixes.append("keep only the others by --only_cached")
+    elif left:
+        fixes.append(f"take {' and '.join(without)} out of the recipe's sources")
     raise UserError(
         f"{len(rows)} of {num_rows} rows have no gold scores: {ids} ({why}). {'; or '.join(fixes)}."
     )

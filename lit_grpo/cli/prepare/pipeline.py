@@ -242,7 +242,8 @@ def _usable(
     if not order.only_cached:
         can_ask = order.recipe.judge or all(row.kind == "verifiable" for row in unscored)
         command = order.scoring if can_ask else None
-        refuse_unscored(unscored, sum(map(len, splits.values())), command)
+        left = {row.source for row in found["train"]}
+        refuse_unscored(unscored, sum(map(len, splits.values())), command, left)
     _check_train(found["train"], order, dropped)
     train = limit(found["train"], order.recipe)
     beyond = Counter(row.source for row in found["train"])
@@ -264,10 +265,11 @@ def _check_train(
         )
     if empty and not order.sft:
         reasons = ", ".join(f"{reason}: {num}" for reason, num in dropped[empty[0]].items())
+        other = ", or take it out of the recipe's sources" if train else ""
         raise UserError(
             f"source {empty[0]} has no row left to train on ({reasons}). Set its "
             f"columns.gold_scores, or run {order.scoring}; or repair its rows if that has found "
-            "no gold for them."
+            f"no gold for them{other}."
         )
 
 

@@ -20,7 +20,7 @@ from lit_grpo.data.rows.columns import (
     prompt_id,
     prompt_value,
 )
-from lit_grpo.data.rows.gold import gold_answers
+from lit_grpo.data.rows.gold import given_answer, gold_answers
 from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import Message, Prompt, Tokenizer, UserError, check_fields, check_range
 from lit_grpo.types.spelling import did_you_mean
@@ -170,6 +170,7 @@ def build_prompt(
         token_ids=token_ids,
         messages=messages,
         answer=answer,
+        given_answer=None if answer is None else given_answer(row, prompt_format.columns),
         columns=row.columns,
     )
 

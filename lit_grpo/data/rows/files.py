@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _MAX_CELL_CHARACTERS = 2**31 - 1
+_NUMBER = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
+_MAX_DIGITS = 18  # of what any reader of tables has as a whole number
+
+log = logging.getLogger(__name__)
 
 _Numbered = Iterator[tuple[int, dict[str, Any]]]
 
@@ -58,13 +63,44 @@ def _read_csv(path: Path) -> _Numbered:
     try:
         header = next(lines, [])
         _check_header(header, path)
-        for number, cells in enumerate(filter(None, lines), start=1):
-            _check_cells(cells, header, f"{path}, row {number} (line {lines.line_num})")
-            yield number, {k: cell or None for k, cell in zip(header, cells, strict=True)}
+        rows: list[list[str]] = []
+        for cells in filter(None, lines):
+            _check_cells(cells, header, f"{path}, row {len(rows) + 1} (line {lines.line_num})")
+            rows.append(cells)
     except csv.Error as error:
         raise UserError(
             f"{path}, line {lines.line_num} is not csv: {error}. Close or double its quotes."
         ) from error
+    columns = [
+        _typed([cells[place] for cells in rows], f"{path}: column {name!r}")
+        for place, name in enumerate(header)
+    ]
+    values = zip(*columns, strict=True)
+    return enumerate((dict(zip(header, row, strict=True)) for row in values), start=1)
+
+
+def _typed(cells: Sequence[str], what: str) -> list[Any]:
+    """Return the values of a column: None for an empty cell, and text or numbers.
+
+    They are numbers if every cell writes one as Python does, so that no digit is lost: ``020`` and
+    ``1.50`` stay text, and all the other cells of their column with them.
+    """
+    filled = [cell for cell in cells if cell]
+    for kind in (int, float):
+        if filled and all(_writes(kind, cell) for cell in filled):
+            return [kind(cell) if cell else None for cell in cells]
+    if filled and all(_NUMBER.fullmatch(cell) for cell in filled):
+        other = next(cell for cell in filled if not _writes(float, cell))
+        log.info("%s is read as text: as a number, %s would not stay as it is.", what, other)
+    return [cell or None for cell in cells]
+
+
+def _writes(kind: type[int] | type[float], cell: str) -> bool:
+    """Return whether a cell is a number as Python writes it; whole ones are of both types."""
+    is_whole = "." not in cell
+    if not _NUMBER.fullmatch(cell) or len(cell) > _MAX_DIGITS or (kind is int and not is_whole):
+        return False
+    return cell == str(int(cell) if is_whole else float(cell))
 
 
 def _decode(path: Path) -> str:

@@ -6,7 +6,7 @@ An answer is not parsed here: what it means is up to the rewards.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -76,9 +76,10 @@ def gold_answers(
     return golds
 
 
-def given_answer(answer: str, columns: Mapping[str, Any]) -> str | list[Any]:
-    """Return a gold answer, or the list of equal answers that the row gives in its place."""
-    return next((one for one in _lists(columns) if to_text(one) == answer), answer)
+def given_answer(row: Row, mapping: Mapping[str, str]) -> Any:
+    """Return the gold answer of a row as it is there, if it is no text; None if it is."""
+    value = find(row, column_name(row, "answer", mapping))
+    return None if is_null(value) or isinstance(value, str) else value
 
 
 def answer_place(answer: str, columns: Mapping[str, Any]) -> str:
@@ -112,14 +113,6 @@ def _equal_answers(answer: str) -> set[str]:
         if value and isinstance(value, list) and all(isinstance(one, str) for one in value):
             return set(value)
     return {answer}
-
-
-def _lists(columns: Mapping[str, Any]) -> Iterator[list[Any]]:
-    for value in columns.values():
-        if isinstance(value, Mapping):
-            yield from _lists(value)
-        elif isinstance(value, list) and value:
-            yield value
 
 
 def answer_fault(row: Row, mapping: Mapping[str, str]) -> str | None:

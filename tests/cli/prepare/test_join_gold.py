@@ -102,9 +102,10 @@ def test_answers_that_a_program_has_checked_are_those_of_a_verifiable_row():
 
 
 def test_rows_without_scores_are_refused_with_their_number_ids_and_the_command_that_scores_them():
-    refuse_unscored([], 9, "score")
+    refuse_unscored([], 9, "score", ["open"])
+    command = "lit-grpo precompute --preset a"
     with pytest.raises(UserError) as raised:
-        refuse_unscored([row(number) for number in range(7)], 9, "lit-grpo precompute --preset a")
+        refuse_unscored([row(number) for number in range(7)], 9, command, ["open"])
     assert str(raised.value) == (
         "7 of 9 rows have no gold scores: open:0, open:1, open:2, open:3, open:4 and 2 more (open "
         "rows are compared by them). Score them by lit-grpo precompute --preset a; or set "
@@ -113,9 +114,17 @@ def test_rows_without_scores_are_refused_with_their_number_ids_and_the_command_t
     )
 
 
+def test_a_source_without_any_scored_row_can_only_be_taken_out():
+    with pytest.raises(UserError) as raised:
+        refuse_unscored([row(0), row(1)], 9, None, ["verifiable"])
+    assert str(raised.value).endswith(
+        "column that has them; or take open out of the recipe's sources."
+    )
+
+
 def test_what_no_judge_can_score_is_said():
     with pytest.raises(UserError) as raised:
-        refuse_unscored([row(0), row(1, answers=["a"])], 2, None)
+        refuse_unscored([row(0), row(1, answers=["a"])], 2, None, [])
     assert str(raised.value) == (
         "2 of 2 rows have no gold scores: open:0, open:1 (open rows are compared by them; 1 have "
         "fewer than two answers, which cannot be compared). Set judge in the recipe to score them; "
