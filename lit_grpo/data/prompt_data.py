@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import reduce
 from itertools import compress
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.data.module import PromptDataModule, Split
 from lit_grpo.data.prompts.prompt_format import PromptFormat
@@ -21,6 +23,8 @@ from lit_grpo.data.rows.prepared import HOLDOUT, Holdout, PreparedDir, PreparedS
 from lit_grpo.data.rows.sources import Row, read_rows
 from lit_grpo.types import UserError, check_range, check_value
 from lit_grpo.types.keywords import checks_keywords
+
+log = logging.getLogger(__name__)
 
 MAX_ROWS_IN_MEMORY = 50_000
 """Prepared data with more rows to train on are tokenized while they are trained on."""
@@ -140,6 +144,8 @@ class PromptData(PromptDataModule):
         sources, prepared = self._sources(split)
         if prepared == "train":
             _refuse_holdouts(sources)
+        if split == "test" and prepared != "holdout":
+            _log_no_test_data()
         rows = self._read_all(sources, prepared)
         if prepared != "train":
             return rows
@@ -268,3 +274,8 @@ def _prepared_split(source: Source, split: str) -> PreparedSplit | None:
         return None
     path = Path(source).expanduser()
     return prepared.split(split if path == prepared.path else path.stem)
+
+
+@rank_zero_only
+def _log_no_test_data() -> None:
+    log.info("test data: the validation data, since data.test names no others")

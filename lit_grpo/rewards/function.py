@@ -90,7 +90,12 @@ class FunctionReward(Reward):
     ) -> Sequence[Value] | Awaitable[Sequence[Value]]:
         size = len(completions)
         columns = {name: [value] * size for name, value in self._form.row(prompt).items()}
-        result = self._call(columns | _completion_arguments(prompt, completions))
+        try:
+            result = self._call(columns | _completion_arguments(prompt, completions))
+        except (TypeError, AttributeError) as error:
+            if about := _about_completions(prompt, str(error)):
+                error.add_note(about)
+            raise
         return cast(Sequence[Value] | Awaitable[Sequence[Value]], result)
 
     @property
@@ -238,6 +243,17 @@ def _completion_arguments(prompt: Prompt, completions: Sequence[Completion]) -> 
         prompts = [[dict(message) for message in prompt.messages] for _ in completions]
         texts = [[{"role": "assistant", "content": one.text}] for one in completions]
     return {"prompts": prompts, "completions": texts, "completion_ids": ids}
+
+
+def _about_completions(prompt: Prompt, error: str) -> str:
+    """Return what the completions are, for the error of a function that took them for others."""
+    if prompt.messages is None:
+        is_meant = error.startswith("string indices must be integers")
+        texts = "Each completion is a text here, as the prompt is. With data.chat: true both are"
+        return f"{texts} conversations, as in TRL." if is_meant else ""
+    is_meant = bool(re.search(r"'(list|dict)' object has no|expected string .*got 'list'", error))
+    turns = "Each completion is a conversation here, as the prompt is: its text is"
+    return f'{turns} completion[0]["content"].' if is_meant else ""
 
 
 async def _value_of(result: Awaitable[Any]) -> Value:

@@ -30,10 +30,10 @@ def guard_hooks(owner: Any) -> None:
             continue
         is_users = not str(defined_at(hook)[0].__module__).startswith(LIBRARIES)
         if is_users or name in STEPS:
-            setattr(owner, name, _guarded(hook, f"{type(owner).__name__}.{name}"))
+            setattr(owner, name, _guarded(hook, f"{type(owner).__name__}.{name}", is_users))
 
 
-def _guarded(hook: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _guarded(hook: Callable[..., Any], name: str, is_users: bool) -> Callable[..., Any]:
     @wraps(hook)
     def guarded(*arguments: Any, **keywords: Any) -> Any:
         try:
@@ -50,6 +50,20 @@ def _guarded(hook: Callable[..., Any], name: str) -> Callable[..., Any]:
                 f"{name} left by sys.exit({error.code!r}), without a checkpoint. To stop a run "
                 "with one, call lit_grpo.stopping.stop_run; for an error, raise an exception."
             ) from error
+        except Exception as error:
+            if is_users:
+                error.add_note(_about(name, error, arguments))
+            raise
 
     guarded.is_guard = True  # type: ignore[attr-defined]
     return guarded
+
+
+def _about(name: str, error: Exception, arguments: tuple[Any, ...]) -> str:
+    """Return what is said below the traceback of a hook of the user's."""
+    said = f"The hook {name} raised this."
+    dicts = [one for one in arguments if isinstance(one, dict)]
+    if isinstance(error, KeyError) and dicts and error.args and error.args[0] not in dicts[0]:
+        keys = ", ".join(map(repr, dicts[0]))
+        said += f" The dict that it was given has the keys {keys}."
+    return said

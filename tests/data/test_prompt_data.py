@@ -55,7 +55,8 @@ def test_files_of_different_kinds_and_layouts_make_up_one_training_split(tmp_pat
     assert sorted(flat(seen)) == ["c:1", "j:1", "j:2", "v:1"]
 
 
-def test_validation_and_test_data_come_from_their_own_files(tmp_path):
+def test_validation_and_test_data_come_from_their_own_files(tmp_path, caplog):
+    caplog.set_level("INFO")
     train, validation, test = (write_rows(tmp_path / f"{n}.jsonl", 3) for n in ("a", "b", "c"))
     data = PromptData(train, validation, test, prompts_per_step=3)
     module = fit(data)
@@ -65,8 +66,11 @@ def test_validation_and_test_data_come_from_their_own_files(tmp_path):
     make_trainer().test(module, datamodule=data, verbose=False)
     assert flat(module.evaluated) == ["c:1", "c:2", "c:3"]
     module.evaluated.clear()
+    said = "test data: the validation data, since data.test names no others"
+    assert said not in caplog.messages
     make_trainer().test(module, datamodule=PromptData(train, validation), verbose=False)
     assert flat(module.evaluated) == ["b:1", "b:2", "b:3"]
+    assert said in caplog.messages
 
 
 def test_conflicting_or_impossible_settings_are_refused_at_once():

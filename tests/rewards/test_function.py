@@ -84,6 +84,38 @@ def test_conversational_prompt_gives_lists_of_messages():
     assert run(FunctionReward(look), CHAT, "2", "3").rewards.tolist() == [[3.0, 3.0]]
 
 
+def reads_a_conversation(completions, **columns):
+    return [float(one[0]["content"] == "2") for one in completions]
+
+
+def reads_a_text(completions, **columns):
+    return [float(one.strip() == "2") for one in completions]
+
+
+def searches_a_text(completions, **columns):
+    return [float(bool(re.search("2", one))) for one in completions]
+
+
+def has_another_bug(completions, **columns):
+    return [len(columns) + "2" for _ in completions]
+
+
+@pytest.mark.parametrize(
+    ("function", "row", "said"),
+    [
+        (reads_a_conversation, prompt("1"), "a text here, as the prompt is. With data.chat: true"),
+        (reads_a_text, CHAT, 'a conversation here, as the prompt is: its text is completion[0]["c'),
+        (searches_a_text, CHAT, "a conversation here, as the prompt is: its text is completion"),
+        (has_another_bug, CHAT, ""),
+        (has_another_bug, prompt("1"), ""),
+    ],
+)
+def test_a_function_that_takes_texts_for_conversations_is_told_what_they_are(function, row, said):
+    (score,) = run(FunctionReward(function), row, "2").groups[0].scores[function.__name__]
+    assert "Each completion is" in score.bug if said else "Each completion is" not in score.bug
+    assert said in score.bug
+
+
 @pytest.mark.parametrize(("answer", "value"), [('["8", "8.0"]', ["8", "8.0"]), ("8", 8)])
 def test_a_gold_answer_that_is_no_text_stays_what_it_is(answer, value):
     given = []

@@ -45,6 +45,21 @@ def test_sys_exit_ends_the_run_with_what_to_call_instead(code):
         fit_and_evaluate(make_module(), callback)
 
 
+def test_an_error_of_a_hook_is_raised_with_the_hook_and_the_keys_that_there_are():
+    def look_up(self, trainer, module, outputs, *arguments):
+        outputs["loss"]
+
+    callback = type("Mine", (Callback,), {"on_train_batch_end": look_up})()
+    with pytest.raises(KeyError) as caught:
+        fit_and_evaluate(make_module(), callback)
+    (note,) = caught.value.__notes__
+    assert note.startswith("The hook Mine.on_train_batch_end raised this. The dict that it was ")
+    assert "'metrics'" in note
+    with pytest.raises(OSError, match="no disk") as caught:
+        fit_and_evaluate(make_module(), raising("on_validation_end", OSError("no disk")))
+    assert caught.value.__notes__ == ["The hook Mine.on_validation_end raised this."]
+
+
 def test_a_signal_that_comes_within_a_hook_passes():
     callback = raising("on_train_batch_end", SystemExit(128 + signal.SIGTERM))
     guard_hooks(callback)

@@ -98,7 +98,10 @@ def explain_nested(parser: Any, key: str, match: re.Match[str]) -> str:
     if name == "MixtureData" and _is_of_rows(setting):
         where = f"Each source has its own: set data.sources.NAME.data.{setting}."
         return f"{key}: {name}.{setting}: no such key. {where}"
-    return f"{key}: {name}.{inner}{about_settings(best['path'], setting)}"
+    hint = about_settings(best["path"], setting)
+    if inner.startswith("save_dir: required"):
+        hint = f" Set --{key}.save_dir tb, or in a config init_args: {{save_dir: tb}}."
+    return f"{key}: {name}.{inner}{hint}"
 
 
 def _is_of_rows(setting: str) -> bool:
