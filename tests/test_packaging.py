@@ -176,3 +176,41 @@ def test_an_sdist_that_uv_installed_works_away_from_the_checkout(archives, uv, t
     options = ["--no-build-isolation", "--reinstall", "--python", programs / "python"]
     run(*installed, *options, archives["sdist"], cwd=tmp_path, **variables)
     check_installed(programs, tmp_path / "elsewhere")
+
+
+PROGRAM = """
+from functools import partial
+
+import pandas as pd
+import torch
+
+from lit_grpo import GRPOModule, MathReward, Policy, PromptData, SFTModule, Trainer
+from lit_grpo.callbacks import Checkpoints
+
+
+def length(completions: list[str], **columns: object) -> list[float]:
+    return [float(len(one)) for one in completions]
+
+
+rows = [{"prompt": "1+1=", "answer": 2}]
+optimizer = partial(torch.optim.AdamW, lr=1e-5)
+module = GRPOModule("path", rewards=[length, MathReward()], optimizer=optimizer)
+data = PromptData(rows, validation=pd.DataFrame(rows), prompts_per_step=2)
+trainer = Trainer("runs/x", max_steps=1, callbacks=[Checkpoints(every_n_steps=1)])
+trainer.fit(module, data, ckpt_path="auto")
+SFTModule(Policy("path"))
+GRPOModule(3, rewards=[length])  # wrong
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_takes_what_the_docs_show_and_no_more(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = os.environ | {"MYPYPATH": str(ROOT)}
+    found = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "program.py"],
+        **{"cwd": tmp_path, "env": environment, "capture_output": True, "text": True},
+    )
+    *lines, _ = found.stdout.splitlines()
+    assert len(lines) == 1, found.stdout
+    assert 'Argument 1 to "GRPOModule" has incompatible type "int"; expected "Policy | ' in lines[0]

@@ -24,6 +24,16 @@ from lit_grpo.types.settings import list_some
 
 _MISSING = re.compile(r"no such (file|dir)|no module named|looked (for|in)", re.IGNORECASE)
 """Words of errors about a missing file or module."""
+_IN_PYTHON = {
+    "fit": "Go on in Python: its script, with ckpt_path='last'.",
+    "sft": "Go on in Python: its script, with ckpt_path='last'.",
+    "validate": "In its script call trainer.validate(module, data, ckpt_path='last').",
+    "test": "In its script call trainer.test(module, data, ckpt_path='last').",
+    "rewards": "Call the reward in Python on a few completions: see docs/guides/reward.md.",
+    "rescore": "Call the reward in Python on rows of its completions: see docs/guides/reward.md.",
+}
+"""Command -> what to do with a run that was made in Python."""
+_NOT_IN_PYTHON = "This command needs the config: report, checkpoints and analyze do not."
 RUN_DIR_VARIABLE = "LIT_GRPO_RUN_DIR"
 """Environment variable with the directory that rank 0 chose, for the ranks that it launches."""
 
@@ -55,7 +65,7 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
         if (Path(run_dir) / "metrics.csv").is_file():
             raise UserError(
                 f"{run_dir}: expected a run of the command line, got one without config.yaml (runs "
-                "made in Python have none). Go on in Python: its script, with ckpt_path='last'."
+                f"made in Python have none). {_IN_PYTHON.get(command, _NOT_IN_PYTHON)}"
             )
         hint = similar_run(Path(run_dir))
         if inside := sorted(str(one.parent) for one in Path(run_dir).glob("*/config.yaml")):

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lit_grpo.data.module import PromptDataModule, Split
 from lit_grpo.data.prompts.prompt_format import PromptFormat
 from lit_grpo.data.rows.filters import absent_column, failed_filter, with_columns
-from lit_grpo.data.rows.given_rows import Source, as_sources
+from lit_grpo.data.rows.given_rows import Given, Source, as_sources
 from lit_grpo.data.rows.gold import gold_answers
 from lit_grpo.data.rows.mapped import MappedRows
 from lit_grpo.data.rows.prepared import HOLDOUT, Holdout, PreparedDir, PreparedSplit, find_prepared
@@ -85,9 +85,9 @@ class PromptData(PromptDataModule):
 
     def __init__(
         self,
-        train: str | list[str] | None = None,
-        validation: str | list[str] | None = None,
-        test: str | list[str] | None = None,
+        train: Given = None,
+        validation: Given = None,
+        test: Given = None,
         *,
         where: dict[str, Any] | None = None,
         holdout: str | list[str] | None = None,

@@ -11,6 +11,7 @@ from lit_grpo.data.loading.order import MAX_BUILT_AT_START
 from lit_grpo.data.loading.stream import PromptStream
 from lit_grpo.data.module import Split, Unlisted
 from lit_grpo.data.prompt_data import PromptData
+from lit_grpo.data.rows.given_rows import Given
 from lit_grpo.data.rows.hf_datasets import open_dataset
 from lit_grpo.data.rows.prepared import Holdout
 from lit_grpo.data.rows.sources import Row
@@ -40,8 +41,8 @@ class StreamData(PromptData):
     def __init__(
         self,
         train: str | None = None,
-        validation: str | list[str] | None = None,
-        test: str | list[str] | None = None,
+        validation: Given = None,
+        test: Given = None,
         *,
         window: int = 10_000,
         steps_per_epoch: int = 1_000,

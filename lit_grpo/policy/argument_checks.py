@@ -11,6 +11,14 @@ from lit_grpo.policy.lora import LoRA, is_adapter
 from lit_grpo.types import UserError, setting_error
 from lit_grpo.types.settings import list_some
 
+_OF_PEFT = {
+    "r": "rank",
+    "lora_alpha": "alpha",
+    "target_modules": "target_modules",
+    "modules_to_save": "modules_to_save",
+}
+"""Name of a setting in peft -> its name in `LoRA`."""
+
 
 def refuse_model(path: object) -> None:
     """Refuse a model, or the config of one, that is given as a path."""
@@ -25,6 +33,24 @@ def refuse_model(path: object) -> None:
             "rank loads the weights itself, and so does a resume). Write the model with "
             "save_pretrained, and give its directory."
         )
+
+
+def refuse_peft_config(lora: object) -> None:
+    """Refuse the settings of an adapter under the names of peft."""
+    given: Mapping[str, Any] = {}
+    if isinstance(lora, Mapping) or type(lora).__name__ == "LoraConfig":
+        given = lora if isinstance(lora, Mapping) else vars(lora)
+    if not given.keys() & {"r", "lora_alpha"}:
+        return
+    renamed = {ours: given.get(theirs, given.get(ours)) for theirs, ours in _OF_PEFT.items()}
+    arguments = ", ".join(
+        f"{name}={sorted(value) if isinstance(value, set) else value!r}"
+        for name, value in renamed.items()
+        if value is not None
+    )
+    got = "a dict of peft's" if isinstance(lora, Mapping) else "a LoraConfig of peft"
+    fix = f"write LoRA({arguments}), of lit_grpo.policy"
+    raise setting_error("model.policy.lora", "of type LoRA or None", got, fix)
 
 
 def check_start(path: str | None, architecture: dict[str, Any] | None) -> None:

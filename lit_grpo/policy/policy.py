@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from lit_grpo.policy.argument_checks import (
     check_reasoning_tags,
     check_start,
     refuse_model,
+    refuse_peft_config,
 )
 from lit_grpo.policy.body_and_head import (
     BodyAndHead,
@@ -108,6 +110,7 @@ class Policy(nn.Module):
         reasoning_tags: tuple[str, str] | None = ("<think>", "</think>"),
     ) -> None:
         refuse_model(path)
+        refuse_peft_config(lora)
         check_init("model.policy", Policy, locals())
         super().__init__()
         check_start(path, architecture)
@@ -359,3 +362,10 @@ class Policy(nn.Module):
         if len(ends) > 1 or saved.eos_token_id is None:
             saved.eos_token_id = ends
             saved.save_pretrained(directory)
+
+
+if TYPE_CHECKING:
+    PolicyOrPath = Policy | str | PathLike[str]
+else:
+    PolicyOrPath = Policy  # the parser of a config builds it
+"""The policy of a training; in Python also the path, or the Hub id, of its model."""

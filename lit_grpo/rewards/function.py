@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from lit_grpo.rewards.function_path import load_function
 from lit_grpo.rewards.reward import Reward, Value
@@ -270,7 +270,7 @@ def _value(result: object) -> Value:
     return cast(Value, result["score"])
 
 
-def as_reward(reward: Reward | Callable[..., Any], key: str = "each of model.rewards") -> Reward:
+def as_reward(reward: object, key: str = "each of model.rewards") -> Reward:
     """Return a reward as it is, and a plain function as a ``FunctionReward``.
 
     Args:
@@ -289,6 +289,9 @@ def as_reward(reward: Reward | Callable[..., Any], key: str = "each of model.rew
         instead = ""
         if isinstance(reward, str):
             instead = " Give an object of the class, or FunctionReward('my_reward.py:function')."
+        elif isinstance(reward, tuple) and reward and callable(reward[0]):
+            weighted = f"FunctionReward({_default_name(reward[0])}, weight=...)"
+            instead = f" For a weight, give {weighted}, of lit_grpo.rewards."
         elif isinstance(reward, list | tuple | Real):
             instead = " Give the function itself, without calling it."
         elif hasattr(reward, "score"):
@@ -307,3 +310,12 @@ def constructor_call(kind: type) -> str:
     parameters = inspect.signature(kind).parameters.values()
     needs_any = any(one.default is one.empty and one.kind in NAMED for one in parameters)
     return f"{kind.__name__}({'...' if needs_any else ''})"
+
+
+if TYPE_CHECKING:
+    RewardOrFunction = Reward | Callable[..., Any]
+    Rewards = Sequence[RewardOrFunction]
+else:
+    RewardOrFunction = Reward  # the parser of a config makes functions rewards
+    Rewards = list[Reward]
+"""The rewards of a training; in Python also plain functions."""

@@ -24,6 +24,7 @@ from lit_grpo.distributed.optimizer_class import optimizer_class
 from lit_grpo.distributed.ranks import get_world_size
 from lit_grpo.policy import Policy
 from lit_grpo.policy.files.loading import max_positions
+from lit_grpo.policy.policy import PolicyOrPath
 from lit_grpo.policy.sharding import WHOLE, Sharding, T, is_divided, refused_passes
 from lit_grpo.rewards.scoring.reasoning import Reasoning
 from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
@@ -63,7 +64,7 @@ class PolicyModule(L.LightningModule):
 
     def __init__(
         self,
-        policy: Policy,
+        policy: PolicyOrPath,
         sampling: Sampling,
         engine: RolloutEngine | None,
         optimizer: OptimizerCallable,

@@ -20,12 +20,14 @@ from lit_grpo.data import TrainingLoader
 from lit_grpo.diagnostics.step_log import StepLog
 from lit_grpo.distributed.ranks import gather_objects
 from lit_grpo.objective import AdvantageConfig, Objective
-from lit_grpo.policy import LocalTeacher, Policy
+from lit_grpo.policy import LocalTeacher
 from lit_grpo.policy.body_and_head import num_compilations
 from lit_grpo.policy.files.loading import max_positions
 from lit_grpo.policy.files.model_source import ModelSource
+from lit_grpo.policy.policy import PolicyOrPath
 from lit_grpo.policy.teacher import as_teacher
-from lit_grpo.rewards import Reward, ScorerReward
+from lit_grpo.rewards import ScorerReward
+from lit_grpo.rewards.function import Rewards
 from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling, VLLMTeacher
 from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
@@ -124,8 +126,8 @@ class GRPOModule(EvaluatedModule):
 
     def __init__(
         self,
-        policy: Policy,
-        rewards: list[Reward],
+        policy: PolicyOrPath,
+        rewards: Rewards,
         group_size: int = 8,
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
         engine: RolloutEngine | None = None,

@@ -19,10 +19,10 @@ from lit_grpo.data.rows.columns import to_text
 from lit_grpo.data.rows.gold import answer_place, first_of
 from lit_grpo.diagnostics.step_log import step_number
 from lit_grpo.distributed.gradients import steps_of
-from lit_grpo.policy import Policy
 from lit_grpo.policy.chat_template import SET_EOS, end_of_turn
 from lit_grpo.policy.files.loading import max_positions
 from lit_grpo.policy.logprobs import completion_statistics
+from lit_grpo.policy.policy import PolicyOrPath
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.stopping import stop_run
 from lit_grpo.training.batching import collate_tokens
@@ -81,7 +81,7 @@ class SFTModule(EvaluatedModule):
 
     def __init__(
         self,
-        policy: Policy,
+        policy: PolicyOrPath,
         target_column: str | None = None,
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
         engine: RolloutEngine | None = None,

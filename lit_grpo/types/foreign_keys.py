@@ -50,5 +50,15 @@ KEYS = {
     "num_train_epochs": "trainer.max_epochs",
     "eval_steps": "trainer.val_check_interval",
     "resume_from_checkpoint": "ckpt_path",
+    "gradient_accumulation_steps": "model.update.max_tokens_per_micro_batch",
+    "processing_class": "model.policy.tokenizer (the path of one, if it is not the model's own)",
+    "bf16": "trainer.precision (bf16-mixed)",
+    "fp16": "trainer.precision (bf16-mixed)",
+    "logging_steps": "trainer.log_every_n_steps (which is 1 here)",
+    "save_steps": "every_n_steps of Checkpoints, among trainer.callbacks",
+    "save_total_limit": "keep_last of Checkpoints, among trainer.callbacks",
+    "report_to": "trainer.logger",
+    "use_vllm": "model.engine (see --config engines/vllm)",
+    "vllm_mode": "model.engine (see --config engines/vllm)",
 }
 """Names of keys there, and other likely ones -> what to set here."""

@@ -12,7 +12,13 @@ from lit_grpo.types.errors import UserError
 from lit_grpo.types.foreign_keys import KEYS
 from lit_grpo.types.spelling import did_you_mean
 
-NAMES = {**KEYS, "model": "model.policy", "lr": "model.optimizer.lr"}
+NAMES = {
+    **KEYS,
+    "model": "model.policy",
+    "lr": "model.optimizer.lr",
+    "tokenizer": KEYS["processing_class"],
+    "args": "args",
+}
 """Names of other libraries in programs; as a key of a config, ``model`` has another meaning."""
 OWNERS = {"model": "GRPOModule", "data": "PromptData", "trainer": "Trainer"}
 """Section of a config -> the class whose arguments its keys are."""
@@ -20,11 +26,22 @@ IN_PROGRAMS = {
     "model.optimizer.lr": "optimizer, such as functools.partial(torch.optim.AdamW, lr=1e-5, "
     "weight_decay=0.0)",
     "seed_everything (or model.seed for the training alone)": "seed of GRPOModule",
-    "model.rewards (the weight of each)": "weight of Reward objects: MathReward(weight=0.5)",
+    "model.rewards (the weight of each)": "weight of Reward objects: MathReward(weight=0.5) "
+    "or FunctionReward(my_function, weight=0.5)",
     "run_dir": "run_dir of Trainer",
+    "every_n_steps of Checkpoints, among trainer.callbacks": "every_n_steps of Checkpoints, among "
+    "the callbacks of Trainer",
+    "keep_last of Checkpoints, among trainer.callbacks": "keep_last of Checkpoints, among the "
+    "callbacks of Trainer",
+    "model.engine (see --config engines/vllm)": "engine of GRPOModule, such as VLLMEngine() of "
+    "lit_grpo.rollout",
+    KEYS["processing_class"]: "tokenizer of Policy to a path, if it is not the model's own",
+    "args": "its values as arguments of GRPOModule, PromptData and Trainer",
     "ckpt_path": "ckpt_path of Trainer.fit",
 }
 """Name of a config setting -> what to set in a program, if it is more than the name of a class."""
+OF_ROLLOUTS = ("rewards", "group_size", "engine", "objective", "advantage", "update", "outage")
+"""Settings of GRPOModule that SFTModule, which imitates answers, does not have."""
 A_MODEL = "path to the directory into which save_pretrained of the model has written it"
 
 Class = TypeVar("Class", bound=type)
@@ -64,6 +81,8 @@ def refuse_unknown(
             continue
         if (owner, name) == ("Policy", "model"):
             hint = f" Set {A_MODEL}."
+        elif owner == "SFTModule" and NAMES.get(name, name).removeprefix("model.") in OF_ROLLOUTS:
+            hint = " Completions are sampled and scored by GRPOModule; SFTModule imitates answers."
         elif name in NAMES:
             hint = f" Set {_in_program(NAMES[name], owner, known)}."
         elif inner and name in inner:

@@ -61,14 +61,20 @@ def test_a_directory_that_was_used_stays(here):
 
 
 @pytest.mark.parametrize(
-    ("file", "message"),
-    [("metrics.csv", "made in Python have none.*ckpt_path='last'"), ("notes", "no such run dir")],
+    ("command", "file", "message"),
+    [
+        ("fit", "metrics.csv", "made in Python have none.*its script, with ckpt_path='last'"),
+        ("test", "metrics.csv", r"trainer\.test\(module, data, ckpt_path='last'\)"),
+        ("rescore", "metrics.csv", r"on rows of its completions: see docs/guides/reward\.md"),
+        ("doctor", "metrics.csv", "needs the config: report, checkpoints and analyze do not"),
+        ("fit", "notes", "no such run dir"),
+    ],
 )
-def test_a_run_made_in_python_is_told_to_go_on_there(file, message):
+def test_a_run_made_in_python_is_told_to_go_on_there(command, file, message):
     Path("mine").mkdir()
     Path("mine", file).touch()
     with pytest.raises(ValueError, match=message):
-        with_run("fit", ["mine"])
+        with_run(command, ["mine"])
 
 
 @pytest.mark.parametrize("words", [["--run_dir", "other"], ["--run_dir=other", "--seed=1"]])

@@ -1,10 +1,12 @@
 import json
 
 import pytest
+from peft import LoraConfig
 from tiny import LLAMA
 from torch import nn
 
 from lit_grpo.policy import LoRA, Policy
+from lit_grpo.types import UserError
 
 
 @pytest.mark.parametrize("settings", [{}, {"path": "a", "architecture": {"model_type": "llama"}}])
@@ -21,6 +23,27 @@ def test_a_model_is_no_path():
 def test_the_config_of_a_model_is_no_path():
     with pytest.raises(ValueError, match=r"got a dict with model_type.* write architecture="):
         Policy(LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("given", "got", "arguments"),
+    [
+        ({"r": 8}, "a dict of peft's", "rank=8"),
+        ({"rank": 4, "lora_alpha": 16}, "a dict of peft's", "rank=4, alpha=16"),
+        (
+            LoraConfig(r=8, target_modules=["v_proj", "q_proj"]),
+            "a LoraConfig of peft",
+            "rank=8, alpha=8, target_modules=['q_proj', 'v_proj']",
+        ),
+    ],
+)
+def test_the_settings_of_an_adapter_under_the_names_of_peft_are_translated(given, got, arguments):
+    with pytest.raises(UserError) as raised:
+        Policy("base", lora=given)
+    assert str(raised.value) == (
+        f"policy.lora must be of type LoRA or None, got {got} (write LoRA({arguments}), of "
+        "lit_grpo.policy). Set model.policy.lora."
+    )
 
 
 def test_writing_the_adapter_alone_needs_an_adapter_and_a_full_model(tmp_path):

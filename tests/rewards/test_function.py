@@ -470,3 +470,8 @@ def test_what_can_be_a_reward_in_python():
         as_reward(lambda completions: [1.0])
     with pytest.raises(UserError, match=r"or a function, got 'MathReward'\. Give an object of"):
         as_reward("MathReward")
+
+
+def test_a_function_with_its_weight_is_told_how_to_give_it():
+    with pytest.raises(ValueError, match=r"give FunctionReward\(accuracy, weight=\.\.\.\)"):
+        as_reward((accuracy, 0.5))

@@ -30,7 +30,14 @@ ADAMW = "Set optimizer, such as functools.partial(torch.optim.AdamW, lr=1e-5, we
         ("num_train_epochs", "Set max_epochs of Trainer."),
         ("output_dir", "Set run_dir of Trainer."),
         ("reward", "Did you mean rewards?"),
-        ("reward_weights", "Set weight of Reward objects: MathReward(weight=0.5)."),
+        (
+            "reward_weights",
+            "Set weight of Reward objects: MathReward(weight=0.5) or "
+            "FunctionReward(my_function, weight=0.5).",
+        ),
+        ("args", "Set its values as arguments of GRPOModule, PromptData and Trainer."),
+        ("save_steps", "Set every_n_steps of Checkpoints, among the callbacks of Trainer."),
+        ("use_vllm", "Set engine of GRPOModule, such as VLLMEngine() of lit_grpo.rollout."),
         ("use_liger", "For settings of other trainers see docs/guides/migrate.md."),
     ],
 )
@@ -51,6 +58,9 @@ def test_a_warm_up_refuses_them_too():
         ("beta", "objective.kl.coef of GRPOModule"),
     ):
         with pytest.raises(UserError, match=rf"Set {instead}\.$"):
+            SFTModule("model", **{name: 1})
+    for name in ("rewards", "num_generations"):
+        with pytest.raises(UserError, match=f"^{name}: .* sampled and scored by GRPOModule; SFTM"):
             SFTModule("model", **{name: 1})
 
 

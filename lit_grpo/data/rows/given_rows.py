@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import UserError, setting_error
@@ -38,6 +38,11 @@ _UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
 """The name that pyarrow gives to the numbers of a DataFrame's rows, once some are left out."""
 _RULE = "a .jsonl, .parquet or .csv file, a dataset, a list of these, or rows"
 _WHY_NOT = "a dict is one row; of a DatasetDict give a split, as data['train']"
+if TYPE_CHECKING:
+    Given = str | os.PathLike[str] | Iterable[Any] | None
+else:
+    Given = str | list[str] | None  # what a config can have
+"""What a data module takes: files, datasets, or in Python the rows themselves or a table."""
 Source = str | GivenRows
 """A file or dataset as written in a config, or the rows themselves."""
 
