@@ -203,13 +203,11 @@ GRPOModule(3, rewards=[length])  # wrong
 """
 
 
-@pytest.mark.slow
 def test_a_type_checker_takes_what_the_docs_show_and_no_more(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
-    environment = os.environ | {"MYPYPATH": str(ROOT)}
-    found = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "program.py"],
-        **{"cwd": tmp_path, "env": environment, "capture_output": True, "text": True},
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    found = subprocess.run(  # there, the types of the package have been read before
+        [sys.executable, "-m", "mypy", program], cwd=ROOT, capture_output=True, text=True
     )
     *lines, _ = found.stdout.splitlines()
     assert len(lines) == 1, found.stdout

@@ -75,10 +75,11 @@ class EventsFile(Callback):
     def __init__(self, run_dir: str | Path) -> None:
         self.run_dir = run_dir
         self.has_begun = False
-        """Whether a training of this process has begun."""
+        """Whether the training has begun; false again when the next one of the process starts."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Tell the module with which settings the run was last resumed."""
+        self.has_begun = self.has_begun and stage != "fit"
         take = getattr(pl_module, "take_last_start", None)
         if stage == "fit" and take is not None:
             starts = read_starts(self.run_dir) if trainer.is_global_zero else []
