@@ -782,8 +782,13 @@ def test_data_and_module_in_the_wrong_order_or_of_other_types_are_refused(call, 
 
 
 def test_a_second_fit_of_a_trainer_says_that_nothing_is_left_to_do(tmp_path, caplog):
-    trainer, module, data = Trainer(tmp_path, max_steps=1), make_module(), AdditionData(prompts_per_step=2)
+    trainer, module, data = (
+        Trainer(tmp_path, max_steps=1),
+        make_module(),
+        AdditionData(prompts_per_step=2),
+    )
     trainer.fit(module, data)
     caplog.set_level("INFO")
     trainer.fit(module, data, ckpt_path="last")
     assert "no step was left to take: raise max_steps (or max_epochs) to go on" in caplog.messages
+    close_logs()
