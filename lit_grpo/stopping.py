@@ -39,7 +39,7 @@ class ExitCode(IntEnum):
     NO_REWARD = (
         3,
         "stopped after many steps in a row without a reward (ZeroRewardBreaker), without a token "
-        "to train on, or with what a rule of HealthMonitor stops for",
+        "to train on, or because a HealthMonitor rule with action: stop applied",
     )
     SCORES_ABSENT = (
         4,
@@ -111,7 +111,7 @@ def exit_code_of_error(error: BaseException) -> int:
     """Return the exit code of a run that an error, or a signal as ``SystemExit``, has ended."""
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code
-    from lit_grpo.types import Diverged, EngineFailed, RankLost, UserError  # torch
+    from lit_grpo.types import Diverged, EngineFailed, RankLost, UserError  # imports torch
     from lit_grpo.types.errors import as_rank_lost
 
     error = as_rank_lost(error) or error
@@ -180,12 +180,12 @@ def stop_run(trainer: L.Trainer, reason: StopReason) -> None:
     Raises:
         UserError: the reason is something else, such as a text.
     """
-    from lit_grpo.types import StopReason, UserError  # torch
+    from lit_grpo.types import StopReason, UserError  # imports torch
 
     if not isinstance(reason, StopReason):
         raise UserError(
-            f"stop_run must get a StopReason, got {reason!r:.80} (its exit code says to scripts "
-            "how the run ended). Write stop_run(trainer, StopReason(exit_code=20, message=…)), "
+            f"stop_run must get a StopReason, got {reason!r:.80} (scripts read its exit code). "
+            "Write stop_run(trainer, StopReason(exit_code=20, message=…)), "
             "which is in lit_grpo.types."
         )
     if get_stop_reason(trainer) is None:

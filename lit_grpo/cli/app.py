@@ -65,8 +65,7 @@ def run(
     Args:
         command: Its name.
         arguments: Its arguments.
-        work: What is done with the objects of the config, and returns the exit code; None means
-            what this command is for.
+        work: Takes the built objects and returns the exit code; None runs the command itself.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, at any time.
@@ -90,9 +89,9 @@ def run(
         if is_of_signal(exit_code_of_error(leave)) or not (where := users_line(leave)):
             raise  # of the parser, such as after --print_config
         return print_error(
-            f"code of yours{where} left by sys.exit({leave.code!r}), so that nothing was done or "
-            "saved after it. Remove the call; what a file does as a script stands under "
-            "if __name__ == '__main__'.",
+            f"your code{where} called sys.exit({leave.code!r}), which ended the command, and "
+            "nothing was saved after it. Remove the call, or move what the file does as a script "
+            "under if __name__ == '__main__'.",
             ExitCode.CRASHED,
         )
     except Exception as error:
@@ -198,7 +197,7 @@ def report_error(error: Exception, hint: str = "") -> int:
     0 has started prints only what rank 0 does not.
 
     Args:
-        hint: Printed behind an error of the user's.
+        hint: Printed after an error of the user's.
     """
     error = constructor_error(error)
     error = as_rank_lost(error) or error
@@ -226,7 +225,7 @@ def as_user_errors(until: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Turn the errors that libraries raise for a bad path, class or value into ``UserError``.
 
     Args:
-        until: Whether these errors are crashes by now.
+        until: Whether training has begun, so that such an error is a crash.
     """
     try:
         yield

@@ -63,11 +63,11 @@ from lit_grpo.runs.run_callbacks import (
 )
 from lit_grpo.runs.trainer_settings import (
     TRAINER_DEFAULTS,
-    refuse_counts,
-    refuse_durations,
+    check_counts,
+    check_intervals,
+    check_max_time,
+    check_root,
     refuse_float16,
-    refuse_intervals,
-    refuse_root,
 )
 from lit_grpo.training import GRPOModule
 from lit_grpo.types import UserError, check_range, setting_error
@@ -222,10 +222,10 @@ class CommandLine(LightningCLI):
         given, run_dir = self.config_init.trainer, self.config.run_dir
         supported_strategy(given.strategy)
         refuse_float16(given.precision)
-        refuse_durations(given.max_time)
-        refuse_root(given.default_root_dir, run_dir)
-        refuse_counts(vars(given))
-        refuse_intervals(given.val_check_interval, given.check_val_every_n_epoch)
+        check_max_time(given.max_time)
+        check_root(given.default_root_dir, run_dir)
+        check_counts(vars(given))
+        check_intervals(given.val_check_interval, given.check_val_every_n_epoch)
         kwargs["default_root_dir"] = os.path.abspath(run_dir)  # noqa: PTH100
         if self.command in (*REWARD_COMMANDS, *WITHOUT_CONFIG):
             return self.trainer_on_one_device()

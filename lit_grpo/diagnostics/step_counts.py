@@ -190,7 +190,7 @@ def count_asked(rollouts: RolloutBatch) -> Counter[str]:
     asked: Counter[str] = Counter()
     for group in rollouts.groups:
         for name, scores in group.scores.items():
-            asked[name] += sum(one.was_asked for one in scores)
+            asked[name] += sum(one.is_for_source for one in scores)
     return asked
 
 
@@ -220,7 +220,7 @@ def without_value(
         for name in group.scores if rewards is None else rewards:
             for score, counts in zip(group.scores[name], is_valid, strict=True):
                 is_declined = counts and score.outcome is Outcome.ABSTAIN
-                if score.was_asked and not (score.is_ok or is_declined):
+                if score.is_for_source and not (score.is_ok or is_declined):
                     yield name, score
 
 

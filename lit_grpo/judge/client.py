@@ -242,7 +242,7 @@ class JudgeClient:
             self._estimates_usage = True
             log.warning(
                 "judge %s does not report the tokens of its replies (usage): tokens, cost and "
-                "limits count an estimate of one token for %d characters",
+                "limits are based on an estimate of one token per %d characters",
                 self.judge.model,
                 CHARACTERS_PER_TOKEN,
             )
@@ -290,7 +290,7 @@ def _text_of(completion: Any, judge: Judge) -> str:
         raise JudgeFailure(
             Outcome.OUT_OF_TOKENS,
             f"the reply was cut off at max_completion_tokens {judge.max_completion_tokens}; "
-            "a reasoning model uses them for its reasoning first",
+            "a reasoning model spends them on its reasoning first",
         )
     if choice.finish_reason == "content_filter" or refusal:
         detail = refusal or "the reply was stopped by the content filter"

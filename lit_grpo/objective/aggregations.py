@@ -1,4 +1,4 @@
-"""Aggregations: the weight of each token in the loss, from the counts of the whole mini-batch.
+"""Aggregations: the weight of each token in the loss, from the counts of the whole minibatch.
 
 The loss is a plain weighted sum, so it does not depend on the split into micro-batches and ranks.
 """
@@ -13,7 +13,7 @@ from lit_grpo.objective.inputs import TokenCounts
 
 
 def by_token(mask: Tensor, counts: TokenCounts) -> Tensor:
-    """Weight every token of the mini-batch equally (DAPO, arXiv 2503.14476 equation 12).
+    """Weight every token of the minibatch equally (DAPO, arXiv 2503.14476 equation 12).
 
     TRL: ``loss_type="dapo"``. verl: ``loss_agg_mode="token-mean"``.
     """

@@ -58,7 +58,7 @@ class Objective:
         old_logprobs: Whose logprobs stand for the old policy in the ratio: the ``policy``'s
             before the first update, or the ``sampler``'s, which takes no forward pass and leaves
             no difference to correct (verl: bypass_mode).
-        aggregation: Weights of the tokens: equal over the mini-batch (``token``, DAPO) or per rank
+        aggregation: Weights of the tokens: equal over the minibatch (``token``, DAPO) or per rank
             (``local_token``); equal per ``sequence`` (GRPO); ``1 / sequences``
             (``sequence_sum``, LUSPO); ``1 / (sequences * max_tokens)`` (``constant``, Dr. GRPO).
         kl: KL divergence from the reference.

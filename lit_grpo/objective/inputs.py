@@ -11,7 +11,7 @@ from lit_grpo.types import TrainBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
-    """The counts of one mini-batch, which is all rows of an optimizer step on all ranks."""
+    """The counts of one minibatch, which is all rows of an optimizer step on all ranks."""
 
     tokens: int
     """Tokens in the loss mask."""
@@ -54,7 +54,7 @@ class LossInputs:
     batch: TrainBatch
     """The rest: token ids, and logprobs of sampler and reference."""
     counts: TokenCounts
-    """Counts of the whole mini-batch, by which a share in its mean is divided."""
+    """Counts of the whole minibatch; divide sums by them to get a mean over it."""
     metrics: dict[str, Tensor | float] = field(default_factory=dict)
     """[N, *] values to log, or one number: ``metrics["x"]`` becomes ``own/x``, the mean over the
     tokens in the loss."""

@@ -70,9 +70,9 @@ def kl_in_loss(
 def kl_in_reward(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, term: KLTerm) -> Tensor:
     """Return [N, C] the divergence at each token, 0 outside the mask.
 
-    Its sum is taken from the reward of a completion (InstructGPT, arXiv 2203.02155 equation 2), or,
-    with ``advantage.discount``, the part from each token on (REINFORCE++, arXiv 2501.03262 equation
-    4).
+    Its sum is subtracted from the reward of a completion (InstructGPT, arXiv 2203.02155 equation
+    2), or, with ``advantage.discount``, the part from each token on (REINFORCE++, arXiv 2501.03262
+    equation 4).
     """
     return KL_ESTIMATORS[term.estimator](logprobs, ref_logprobs) * mask
 

@@ -66,13 +66,14 @@ def token_losses(
 ) -> TokenLosses:
     """Return the loss of a micro-batch and its terms.
 
-    ``loss = sum_t weight_t (surrogate_t + kl_coef KL_t + distillation.coef D_t)
-    - entropy_coef mean_t entropy_t - sft.coef mean over good completions of logprob_t``
+    ``loss = sum_t weight_t (surrogate_t + kl_coef KL_t + distillation.coef D_t + covariance_t)
+    - entropy_coef mean_t entropy_t - sft.coef mean over good completions of logprob_t``, where
+    ``covariance_t`` is the penalty of KL-Cov, on its tokens alone.
 
     Args:
         logprobs: [N, C] under the current policy, with gradient.
         entropy: [N, C] nats, with gradient if ``entropy_coef`` is not 0.
-        counts: Counts of the whole mini-batch.
+        counts: Counts of the whole minibatch.
         entropy_coef: Coefficient of the entropy bonus in this optimizer step.
         kl_coef: Coefficient of the KL term; None for the objective's.
         candidate_logprobs: [N, C, K] of ``batch.teacher_ids`` under the current policy, with
@@ -82,7 +83,8 @@ def token_losses(
     mask, advantages = inputs.mask, inputs.advantages
     has_surrogate = _has_surrogate(inputs, objective)
     surrogate = _surrogate(inputs, objective) * has_surrogate
-    total, kl = surrogate + _covariance_penalty(inputs, objective), None
+    total = surrogate + _covariance_penalty(inputs, objective)
+    kl = None
     if batch.ref_logprobs is not None:
         kl = kl_in_loss(logprobs, batch.ref_logprobs, batch.sampler_logprobs, objective.kl)
         total = total + (objective.kl.coef if kl_coef is None else kl_coef) * kl

@@ -115,7 +115,7 @@ def tv_divergence(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
 
 @torch.no_grad()
 def kl_divergence(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """Return the KL divergence of the new from the old distribution over this token and all others.
+    """Return KL(old || new), of the two distributions over this token and all others.
 
     The probability of all others is at least 1e-7, which keeps its logarithm finite.
     """

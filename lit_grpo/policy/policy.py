@@ -81,7 +81,7 @@ class Policy(nn.Module):
         attn_implementation: Attention implementation of ``transformers``, for example ``sdpa`` or
             ``flash_attention_2``; null leaves the choice to it.
         gradient_checkpointing: Recompute activations in the backward pass to save memory.
-        packing: Run the completions of a batch as one row of tokens, in which each prompt stands
+        packing: Run the completions of a batch as one row of tokens, in which each prompt appears
             once, where the architecture allows it; false runs them padded, each with its prompt.
         compile: Run the training forward pass through ``torch.compile``.
         lora: Adapter to train instead of the weights.
@@ -130,6 +130,7 @@ class Policy(nn.Module):
         self.reasoning_tags = reasoning_tags
         self.loaded_from: ModelSource | None = None
         self.trained_in: Path | None = None  # the directory of the run that has trained it
+        self.has_trained = False  # under any trainer
         self.model: Any = None
         self.reference_model: PreTrainedModel | None = None
         self.reference_adapter: nn.Module | None = None

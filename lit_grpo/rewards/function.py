@@ -246,7 +246,7 @@ def _completion_arguments(prompt: Prompt, completions: Sequence[Completion]) -> 
 
 
 def _about_completions(prompt: Prompt, error: str) -> str:
-    """Return what the completions are, for the error of a function that took them for others."""
+    """Return a hint on the type of completions, for a function that expected the other type."""
     if prompt.messages is None:
         is_meant = error.startswith("string indices must be integers")
         texts = "Each completion is a text here, as the prompt is. With data.chat: true both are"
@@ -299,7 +299,7 @@ def as_reward(reward: object, key: str = "each of model.rewards") -> Reward:
         raise UserError(f"{rule}, got {reward!r}.{instead}")
     if getattr(reward, "__name__", "") == "<lambda>":
         raise UserError(
-            f"{key} must have a name, which a lambda has not. Write a def, or give "
+            f"{key} must have a name, and a lambda has none. Write a def, or give "
             "FunctionReward(function, name='my_reward')."
         )
     return FunctionReward(reward)

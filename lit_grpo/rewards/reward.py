@@ -246,7 +246,7 @@ def _refuse_class_attributes(reward: Reward) -> None:
 
 
 def started(made: T | None, reward: Reward) -> T:
-    """Return what the start of a reward has made.
+    """Return what the ``start()`` of a reward has made, once it was called.
 
     Raises:
         RuntimeError: the reward was not started.

@@ -38,7 +38,8 @@ class Sampling:
             keeps all tokens.
         top_k: Sample from the k most likely tokens; 0 keeps all tokens.
         max_tokens: Longest completion; one that reaches it has finish reason ``length``.
-        min_tokens: Neither an end-of-sequence token nor a stop is allowed before this many tokens.
+        min_tokens: Neither an end-of-sequence token nor a stop string is allowed before this many
+            tokens.
         stop: Strings that end a completion. They are cut from its text, but not from its tokens.
         stop_token_ids: Tokens that end a completion, in addition to the model's end-of-sequence
             tokens and the token with which its chat template ends a turn.

@@ -35,7 +35,7 @@ class FinalModel(Callback):
         self.path = Path(run_dir) / "final"
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.is_global_zero and self.path.exists():
+        if trainer.is_global_zero and self.path.exists() and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             kept = numbered_path(self.path)
             self.path.rename(kept)
             log.info(
@@ -59,6 +59,8 @@ class FinalModel(Callback):
 
     def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the directory on rank 0; the others take part in gathering a sharded policy."""
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
         policy: Any = pl_module.policy
         with self._folder(trainer, policy) as folder:
             policy.save_pretrained(folder, is_writer=trainer.is_global_zero)

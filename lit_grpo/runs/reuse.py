@@ -64,6 +64,13 @@ def refuse_trained(model: L.LightningModule, given: Iterable[Callback | Logger])
                 f"the result, use the policy {earlier}/final; to go on with that run, its run_dir "
                 'and ckpt_path "last".'
             )
+        if getattr(one, "has_trained", False):
+            raise UserError(
+                f"this {what} was trained before, by a lightning.Trainer, and a new run would "
+                f"start from those weights instead of its policy's. Make a new {kind} for each "
+                "run. To start from the result, write it with policy.save_pretrained(directory), "
+                "and use Policy(directory)."
+            )
     for one in filter(_keeps_state, given):
         if getattr(one, _HAS_TRAINED, False):
             raise _of_another_run(one, getattr(one, _RUN_DIR))

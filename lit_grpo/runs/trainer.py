@@ -31,15 +31,15 @@ from lit_grpo.runs.run_log import logged_run, silence_chatter
 from lit_grpo.runs.shutdown.resume_hint import RESUME_CALL
 from lit_grpo.runs.trainer_settings import (
     TRAINER_DEFAULTS,
+    check_counts,
+    check_intervals,
+    check_max_time,
     check_plugins,
+    check_root,
     refuse_automatic,
-    refuse_counts,
-    refuse_durations,
     refuse_float16,
-    refuse_intervals,
     refuse_missing_gpu,
-    refuse_root,
-    refusing_notebooks,
+    rewording_notebook_error,
 )
 from lit_grpo.stopping import (
     ExitCode,
@@ -54,7 +54,7 @@ from lit_grpo.types import (
 )
 from lit_grpo.types.errors import keeping_interrupts
 from lit_grpo.types.keywords import refuse_unknown
-from lit_grpo.types.paths import at_home, refuse_no_directory
+from lit_grpo.types.paths import at_home, check_named
 from lit_grpo.types.plain import described
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class Trainer(L.Trainer):
         known = {**signature(L.Trainer).parameters, **signature(Trainer).parameters}
         refuse_unknown("Trainer", settings, known.keys() - {"settings"})
         refuse_float16(settings.get("precision"))
-        refuse_durations(settings.get("max_time"))
+        check_max_time(settings.get("max_time"))
         check_type("run_dir", run_dir, (str, Path))
         check_plugins("callbacks", as_list(callbacks), Callback)
         check_plugins("logger", as_list(logger), Logger)
@@ -103,16 +103,16 @@ class Trainer(L.Trainer):
         if (strategy := settings.get("strategy")) is not None:
             supported_strategy(strategy)
         refuse_missing_gpu(settings.get("accelerator"))
-        refuse_counts(settings)
-        refuse_intervals(
+        check_counts(settings)
+        check_intervals(
             settings.get("val_check_interval"), settings.get("check_val_every_n_epoch", 1)
         )
-        refuse_no_directory(run_dir)
+        check_named(run_dir)
         self.run_dir = Path(at_home(run_dir)).absolute()  # a notebook may change directories
         if self.run_dir.is_file():
             raise setting_error("run_dir", "a directory", run_dir, "it is a file")
         self._given: list[Callback | Logger] = [*as_list(callbacks), *as_list(logger)]
-        refuse_root(settings.pop("default_root_dir", None), self.run_dir)
+        check_root(settings.pop("default_root_dir", None), self.run_dir)
         claim_for_run(self._given, self.run_dir)
         loggers = run_loggers(self.run_dir, logger)
         of_run = run_callbacks(
@@ -124,7 +124,7 @@ class Trainer(L.Trainer):
             leave_by=leave_by,
             requeue=requeue,
         )
-        with refusing_notebooks(settings):
+        with rewording_notebook_error(settings):
             super().__init__(
                 logger=loggers,
                 callbacks=of_run,
@@ -151,10 +151,11 @@ class Trainer(L.Trainer):
     def fit(  # type: ignore[override]
         self,
         model: L.LightningModule,
-        datamodule: L.LightningDataModule,
+        datamodule: L.LightningDataModule | None = None,
         *,
         ckpt_path: str | Path | None = None,
         allow_changes: bool = False,
+        **others: Any,
     ) -> None:
         """Train, and close the engine and the rewards at the end.
 
@@ -170,6 +171,7 @@ class Trainer(L.Trainer):
                 gone further than the run may, or was trained with other settings or data.
             EngineFailed: the engine cannot start, or gives up before the first step.
         """
+        refuse_unknown("Trainer.fit", others, ("model", "datamodule", "ckpt_path", "allow_changes"))
         self._code_of_error = None
         try:
             self._fit(model, datamodule, ckpt_path, allow_changes)
@@ -180,7 +182,7 @@ class Trainer(L.Trainer):
     def _fit(
         self,
         model: L.LightningModule,
-        datamodule: L.LightningDataModule,
+        datamodule: L.LightningDataModule | None,
         ckpt_path: str | Path | None,
         allow_changes: bool,
     ) -> None:

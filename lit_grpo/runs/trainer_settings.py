@@ -41,14 +41,14 @@ NO_GPU = (
 )
 """Said of a GPU where there is none; the command line replaces Lightning's message by it."""
 
-_LEAST = {
+_MINIMA = {
     **dict.fromkeys(("max_steps", "max_epochs", "num_sanity_val_steps"), -1),
     **dict.fromkeys(("min_steps", "min_epochs", "log_every_n_steps"), 0),
     **dict.fromkeys(("accumulate_grad_batches", "check_val_every_n_epoch", "num_nodes"), 1),
     "reload_dataloaders_every_n_epochs": 0,
 }
 """Setting that counts something -> the least that it may be."""
-_SHARES = (
+_BATCH_LIMITS = (
     *("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"),
     "overfit_batches",
 )
@@ -87,7 +87,7 @@ def check_plugins(key: str, given: Sequence[object], kind: type) -> None:
         check_type(f"trainer.{key}", one, kind)
 
 
-def refuse_root(root: object, run_dir: str | Path) -> None:
+def check_root(root: object, run_dir: str | Path) -> None:
     """Refuse a directory beside the run's, where some files of the run would be.
 
     Raises:
@@ -127,7 +127,7 @@ def refuse_missing_gpu(accelerator: object) -> None:
 
 
 @contextmanager
-def refusing_notebooks(settings: Mapping[str, Any]) -> Iterator[None]:
+def rewording_notebook_error(settings: Mapping[str, Any]) -> Iterator[None]:
     """Reword Lightning's refusal of several devices in a notebook: it names what is refused here.
 
     Raises:
@@ -158,7 +158,7 @@ def as_wrong_interval(error: BaseException) -> UserError | None:
     return UserError(f"{reworded} {advice}")
 
 
-def refuse_durations(max_time: object) -> None:
+def check_max_time(max_time: object) -> None:
     """Check the form of a time limit; Lightning would not name its key.
 
     Raises:
@@ -171,7 +171,7 @@ def refuse_durations(max_time: object) -> None:
         raise UserError(f"{error} One hour is '00:01:00:00'.")
 
 
-def refuse_counts(settings: Mapping[str, Any]) -> None:
+def check_counts(settings: Mapping[str, Any]) -> None:
     """Check the ranges of counts, some of which Lightning accepts or rejects only later.
 
     Args:
@@ -180,12 +180,12 @@ def refuse_counts(settings: Mapping[str, Any]) -> None:
     Raises:
         UserError: one is out of range.
     """
-    for name, least in _LEAST.items():
+    for name, least in _MINIMA.items():
         why = "-1 sets no limit" if least < 0 else ""
         check_range(f"trainer.{name}", settings.get(name), at_least=least, why=why)
     if not isinstance(batches := settings.get("fast_dev_run"), bool):
         check_range("trainer.fast_dev_run", batches, at_least=0)
-    for name in _SHARES:
+    for name in _BATCH_LIMITS:
         value = settings.get(name)
         check_range(f"trainer.{name}", value, at_least=0)
         if value is not None and value > 1 and value % 1:
@@ -197,7 +197,7 @@ def refuse_counts(settings: Mapping[str, Any]) -> None:
         raise setting_error("trainer.devices", rule, devices)
 
 
-def refuse_intervals(val_check_interval: object, check_val_every_n_epoch: object) -> None:
+def check_intervals(val_check_interval: object, check_val_every_n_epoch: object) -> None:
     """Check how often a run validates; Lightning would not name key and unit.
 
     Raises:

@@ -74,6 +74,8 @@ class PolicyModule(L.LightningModule):
         seed: int,
     ) -> None:
         super().__init__()
+        self.has_trained = False
+        """Whether it has taken a step, under any trainer."""
         given: Any = policy  # a path, or what Policy's error says to pass in another way
         is_start = isinstance(given, str | PathLike | Mapping | nn.Module)
         if is_start and not isinstance(given, Policy):
@@ -255,6 +257,7 @@ class PolicyModule(L.LightningModule):
         self.evaluation.suite.check_only_sources(loader.sources)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.has_trained = self.policy.has_trained = self.trainer.global_step > 0
         if not self._has_logged:
             warn_of_unlogged(self.trainer)
         self._has_logged = True

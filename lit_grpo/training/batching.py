@@ -1,4 +1,4 @@
-"""Turn scored groups into padded tensors, and split these into mini-batches and micro-batches.
+"""Turn scored groups into padded tensors, and split these into minibatches and micro-batches.
 
 A token has the same weight in the loss for any split into micro-batches.
 """

@@ -127,7 +127,7 @@ def add_rollout_metrics(metrics: Metrics, rollouts: RolloutBatch) -> None:
     for name, part in rollouts.parts.items():
         metrics.add_all(f"reward/{name}/mean", part[~part.isnan()])
         scores = [score for group in rollouts.groups for score in group.scores[name]]
-        outcomes = [score.outcome for score in scores if score.was_asked]
+        outcomes = [score.outcome for score in scores if score.is_for_source]
         for outcome in (one for one in Outcome if one is not Outcome.OTHER_SOURCE):
             metrics.add(f"reward/{name}/{outcome}_fraction", outcomes.count(outcome), len(outcomes))
     _add_completion_metrics(metrics, rollouts)

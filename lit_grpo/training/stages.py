@@ -9,7 +9,8 @@ A callback may define any of these hooks, and read ``pl_module.events.running`` 
   skip the update on these rollouts;
 - ``on_abandoned_rollouts(trainer, pl_module, rollouts)``, when scores that are missing end the run,
   on each rank that has rollouts;
-- ``on_outage(trainer, pl_module, outage)``, when an engine or rewards do not answer, or did not;
+- ``on_outage(trainer, pl_module, outage)``, when an engine or rewards do not answer, or did not
+  for a while;
 - ``on_skipped_step(trainer, pl_module, message)``, when a gradient is not finite;
 - ``on_unscored(trainer, pl_module, message)``, when a validation leaves out completions.
 """

@@ -17,7 +17,7 @@ from lit_grpo.types.spelling import closest
 LISTS = (list, tuple, Sequence)
 IN_WORDS = {
     bool: "True or False",
-    str: "a text",
+    str: "a string",
     int: "an integer",
     float: "a number",
     dict: "a dict",
@@ -161,7 +161,7 @@ def _of(inner: Any) -> str:
 def _plural(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return _either([str(one) for one in get_args(hint)])
-    return {str: "texts", int: "integers"}.get(hint, getattr(hint, "__name__", str(hint)))
+    return {str: "strings", int: "integers"}.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 def _either(words: Sequence[str]) -> str:

@@ -111,10 +111,9 @@ def _shortened(value: Any) -> Any:
 def unfit_signature(
     function: Callable[..., Any], arguments: Sequence[str]
 ) -> inspect.Signature | None:
-    """Return the signature of a function that cannot be called with these arguments by position.
+    """Return the signature if the function cannot take these positional arguments in this order.
 
-    Nor can one that takes one of them under the name of another. None if the function can, or if
-    its signature is not known, as when it is not written in Python.
+    None if it can, or if the signature is unknown, as when it is not written in Python.
     """
     try:
         signature = inspect.signature(function)

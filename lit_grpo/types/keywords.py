@@ -18,6 +18,8 @@ NAMES = {
     "lr": "model.optimizer.lr",
     "tokenizer": KEYS["processing_class"],
     "args": "args",
+    "train_dataloaders": "data.train",
+    "val_dataloaders": "data.validation",
 }
 """Names of other libraries in programs; as a key of a config, ``model`` has another meaning."""
 OWNERS = {"model": "GRPOModule", "data": "PromptData", "trainer": "Trainer"}
@@ -102,6 +104,8 @@ def _in_program(key: str, owner: str, known: Sequence[str]) -> str:
     if key in IN_PROGRAMS:
         return IN_PROGRAMS[key]
     sections = key.split(" ")[0].split(".")
+    if sections[0] not in OWNERS:
+        return key  # of a class that it names
     depth = next((depth for depth, name in enumerate(sections) if depth and name in known), None)
     outer = ".".join(sections[: depth or 1]) + "."
     return f"{key.replace(outer, '')} of {owner if depth else OWNERS[sections[0]]}"

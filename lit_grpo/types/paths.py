@@ -13,15 +13,15 @@ from pathlib import Path
 from lit_grpo.types.errors import UserError
 
 
-def refuse_no_directory(run_dir: object) -> None:
-    """Check that the directory of a run has a name: an empty text means the working directory.
+def check_named(run_dir: object) -> None:
+    """Check that the directory of a run has a name: an empty string means the working directory.
 
     Raises:
         UserError: it has none.
     """
     if run_dir == "":
         raise UserError(
-            "run_dir must be a directory, got an empty text (a variable of the shell that is not "
+            "run_dir must be a directory, got an empty string (a variable of the shell that is not "
             "set?). Set run_dir."
         )
 

@@ -26,6 +26,8 @@ def import_path(value: Any) -> str:
 
 def described(given: object) -> str:
     """Return what a value is, where another one was expected: ``an object of type Policy``."""
+    if given is None:
+        return "None"
     if isinstance(given, type):
         return f"the class {given.__name__}"
     return f"an object of type {type(given).__name__}"

@@ -77,8 +77,8 @@ class Completion:
     text: str
     finish_reason: FinishReason
     policy_versions: tuple[int, ...] = ()
-    """[C] for each token the number of optimizer steps that its weights had taken; empty if
-    unknown."""
+    """[C] the version of the weights that sampled each token: the number of optimizer steps and
+    rollbacks before. Empty if unknown."""
     failure: str = ""
     """Why the engine could not sample it."""
 

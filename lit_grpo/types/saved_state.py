@@ -48,9 +48,9 @@ def saved_state(key: str, state: Any) -> Any:
     if isinstance(state, torch.Tensor) or kind in _READABLE or _is_readable(state):
         return state
     raise UserError(
-        f"{key} must be a number, a text, a list, a dict or a tensor to be saved in a checkpoint, "
-        f"got {kind.__module__}.{kind.__qualname__} (a resumed run could not read it). Make it "
-        "one of them, such as a list of a deque."
+        f"{key} must be a number, a string, a list, a dict or a tensor to be saved in a "
+        f"checkpoint, got {kind.__module__}.{kind.__qualname__} (a resumed run could not read it). "
+        "Convert it, for example a deque to a list."
     )
 
 

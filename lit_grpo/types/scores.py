@@ -55,8 +55,8 @@ class Score:
     cost: float = 0.0
     """US dollars."""
     steps: tuple[tuple[int, float], ...] = ()
-    """(index of a token, the part of the value that comes at it), for ``advantage.discount``. What
-    they do not add up to comes at the last token."""
+    """(index of a token, the part of the value that comes at it), for ``advantage.discount``. The
+    rest of the value, if any, comes at the last token."""
     num_values: int | None = None
     """Tokens that `by_token` was given values for; None for any other score."""
     bug: str = ""
@@ -96,7 +96,7 @@ class Score:
         return self.outcome is Outcome.OK
 
     @property
-    def was_asked(self) -> bool:
+    def is_for_source(self) -> bool:
         """Whether the reward is for the source of the prompt."""
         return self.outcome is not Outcome.OTHER_SOURCE
 
@@ -108,7 +108,7 @@ class Score:
     @property
     def is_scorable(self) -> bool:
         """Whether there is a completion that the reward can read and is for."""
-        return self.was_asked and self.outcome not in (Outcome.TRUNCATED, Outcome.NOT_SAMPLED)
+        return self.is_for_source and self.outcome not in (Outcome.TRUNCATED, Outcome.NOT_SAMPLED)
 
     @property
     def is_outage(self) -> bool:

@@ -16,9 +16,8 @@ def did_you_mean(word: str, known: Iterable[str], *, similarity: float = 0.6) ->
 def closest(word: str, known: Iterable[str], *, similarity: float = 0.6) -> str:
     """Return the closest known word; empty if none is close.
 
-    A word with the same letters, in another case, is the closest. Of several others that are close,
-    the closest with the same first letter is taken; of equally close ones the one that begins alike
-    for longest.
+    A match that differs only in case wins; then one with the same first letter, then the most
+    similar one, then the one with the longest common beginning.
 
     Args:
         similarity: From which a word is close; 1 is the same word.

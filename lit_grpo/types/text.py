@@ -1,4 +1,4 @@
-"""Keep texts that were received writable."""
+"""Make text that was received encodable as UTF-8."""
 
 from __future__ import annotations
 

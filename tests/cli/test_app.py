@@ -100,7 +100,7 @@ def test_a_file_of_rewards_that_leaves_when_it_is_imported_is_named(here, capsys
     for command in ("fit", "doctor"):
         assert main([command, "--config=base.yaml", "--model.rewards=[leaves.score]"]) == 1
         error = capsys.readouterr().err
-        assert "code of yours (leaves.py, line 5) left by sys.exit(None)" in error
+        assert "your code (leaves.py, line 5) called sys.exit(None)" in error
 
 
 def files_in(directory: Path) -> dict[Path, int]:

@@ -103,7 +103,7 @@ ARGUMENTS = {
     "--model.policy.architectur.x 8": "architectur.x: no such key. Did you mean architecture?",
     "--model.policy.dtype.x 8": "one of float32, bfloat16, got the key x under it.",
     "--model.group_size.x 8": "model.group_size: expected int, got the key x under it.",
-    "--run_dir=''": "run_dir must be a directory, got an empty text",
+    "--run_dir=''": "run_dir must be a directory, got an empty string",
     "--model.policy.lora 8": "model.policy: Policy.lora: expected the keys of LoRA, got 8.",
     "--model.optimizer -1": "model.optimizer: expected a class, got -1.",
     "--model.optimizer 3e-4": "got 3e-4. The learning rate is model.optimizer.lr.",
@@ -236,7 +236,7 @@ ARGUMENTS = {
     ),
     "--model.rewards='[{class_path: MathReward, init_args: weight:2}]'": (
         "model.rewards: init_args of lit_grpo.MathReward must be keys with their values, got a "
-        "text. Write each as KEY: VALUE, with a space after the colon."
+        "string. Write each as KEY: VALUE, with a space after the colon."
     ),
     "--model.policy.lora='{r: 8}'": (
         "model.policy: Policy.lora: LoRA.r: no such key. Set model.policy.lora.rank."
@@ -324,7 +324,7 @@ FILES = {
         "model.rewards: MathReward.weigt: no such key. Did you mean weight?"
     ),
     "{model: {rewards: [{class_path: MathReward, weight: 2}]}}": (
-        "model.rewards.0: weight must stand under init_args, got it beside class_path. Write "
+        "model.rewards.0: weight must be under init_args, got it beside class_path. Write "
         "{class_path: MathReward, init_args: {weight: 2}}."
     ),
     "{model: {rewards: [{class_path: MathReward, init_args: {weight: heavy}}]}}": (

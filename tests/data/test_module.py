@@ -63,7 +63,7 @@ def test_a_conversation_that_ends_with_the_answer_is_warned_of(caplog):
 
 def test_an_own_data_module_is_told_of_its_prompt_format():
     with pytest.raises(
-        UserError, match=r"Set columns=\{'answer': 'NAME'\}, or require_answer=Fa"
+        UserError, match=r"Set columns=\{'answer': 'gold'\}, or require_answer=Fa"
     ) as e:
         fit(WithoutAnswers(prompts_per_step=1), max_steps=1)
     assert str(e.value).endswith(

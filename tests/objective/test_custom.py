@@ -64,7 +64,7 @@ def test_an_own_level_makes_the_logarithms_of_the_weights(case):
 
 
 def test_an_own_loss_replaces_all_terms_and_logs_its_metrics(case):
-    """Here the likelihood of the sampler's tokens, a mean over the mini-batch."""
+    """Here the likelihood of the sampler's tokens, a mean over the minibatch."""
 
     def likelihood(inputs, objective):
         inputs.metrics["likelihood"] = inputs.logprobs.detach().exp()

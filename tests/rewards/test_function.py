@@ -466,7 +466,7 @@ def test_what_can_be_a_reward_in_python():
         as_reward(MathReward)
     with pytest.raises(UserError, match=r"Give FormatReward\(\.\.\.\)\."):
         as_reward(FormatReward)
-    with pytest.raises(UserError, match="must have a name, which a lambda has not"):
+    with pytest.raises(UserError, match="must have a name, and a lambda has none"):
         as_reward(lambda completions: [1.0])
     with pytest.raises(UserError, match=r"or a function, got 'MathReward'\. Give an object of"):
         as_reward("MathReward")

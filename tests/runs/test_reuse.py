@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import lightning as L
 import pytest
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -11,7 +12,16 @@ from run_logs import close_logs
 from small_runs import ShareOfLowBytes, make_module
 from tiny import LLAMA
 
-from lit_grpo import AdditionData, Evaluation, GRPOModule, Policy, Reward, Sampling, Trainer
+from lit_grpo import (
+    AdditionData,
+    Evaluation,
+    GRPOModule,
+    Policy,
+    Reward,
+    Sampling,
+    SFTModule,
+    Trainer,
+)
 from lit_grpo.callbacks import Checkpoints, TimingLog, ZeroRewardBreaker
 from lit_grpo.runs.reuse import claim_for_run
 from lit_grpo.types import UserError
@@ -135,3 +145,20 @@ def test_a_reward_without_a_state_may_be_shared(tmp_path):
     shared = ShareOfLowBytes()
     for name in ("one", "two"):
         fit_with(shared, tmp_path / name)
+
+
+@pytest.mark.parametrize("what", ["module", "policy"])
+def test_what_another_trainer_has_trained_starts_no_run(what, tmp_path):
+    policy = Policy(architecture=LLAMA)
+    first = SFTModule(policy, sampling=Sampling(max_tokens=4))
+    data = AdditionData(1, train_size=4, validation_size=0, prompts_per_step=2)
+    settings = {"accelerator": "cpu", "enable_progress_bar": False, "max_steps": 1}
+    L.Trainer(**settings, logger=False, enable_checkpointing=False).fit(first, data)
+    module = first if what == "module" else SFTModule(policy, sampling=Sampling(max_tokens=4))
+    with pytest.raises(UserError, match=rf"^this {what} was trained before, by a lightning\."):
+        Trainer(tmp_path / "run", **settings).fit(module, data)
+    assert not (tmp_path / "run").exists()
+    policy.save_pretrained(tmp_path / "trained")
+    begun = SFTModule(Policy(str(tmp_path / "trained")), sampling=Sampling(max_tokens=4))
+    Trainer(tmp_path / "run", **settings).fit(begun, data)
+    close_logs()

@@ -778,7 +778,25 @@ def test_data_and_module_in_the_wrong_order_or_of_other_types_are_refused(call, 
         method(module, [{"prompt": "1+1="}])
     with pytest.raises(UserError, match="the class GRPOModule as the module"):
         method(type(module), data)
+    with pytest.raises(UserError, match="got None as the data. Write"):
+        method(module, None)
     assert not (tmp_path / "run").exists()
+
+
+def test_loaders_are_told_where_data_go(tmp_path):
+    trainer = quiet_trainer(tmp_path / "run")
+    with pytest.raises(UserError, match=r"^train_dataloaders: .* Set train of PromptData\.$"):
+        trainer.fit(make_module(), train_dataloaders=[])
+    with pytest.raises(UserError, match="got None as the data. Write fit"):
+        trainer.fit(make_module())
+
+
+def test_a_trial_run_writes_nothing_but_its_log(tmp_path):
+    trainer = Trainer(tmp_path, fast_dev_run=True, accelerator="cpu", enable_progress_bar=False)
+    trainer.fit(make_module(), AdditionData(1, train_size=4, validation_size=2, prompts_per_step=2))
+    close_logs()
+    assert trainer.global_step == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["run.log"]
 
 
 def test_a_second_fit_of_a_trainer_says_that_nothing_is_left_to_do(tmp_path, caplog):

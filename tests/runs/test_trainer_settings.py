@@ -13,13 +13,13 @@ from lightning.pytorch.trainer.connectors import accelerator_connector
 
 from lit_grpo import Trainer
 from lit_grpo.runs.trainer_settings import (
+    check_counts,
+    check_intervals,
+    check_max_time,
+    check_root,
     refuse_automatic,
-    refuse_counts,
-    refuse_durations,
     refuse_float16,
-    refuse_intervals,
     refuse_missing_gpu,
-    refuse_root,
 )
 from lit_grpo.types import UserError
 
@@ -64,41 +64,41 @@ def test_other_precisions_are_for_lightning_to_check(precision):
 
 def test_another_root_than_the_directory_of_the_run_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    refuse_root(None, "run")
-    refuse_root(tmp_path / "run", "run")
+    check_root(None, "run")
+    check_root(tmp_path / "run", "run")
     with pytest.raises(UserError, match=r"^trainer\.default_root_dir must be null, got other \("):
-        refuse_root("other", "run")
+        check_root("other", "run")
 
 
 @pytest.mark.parametrize("limit", [None, "00:01:00:00", {"hours": 1}, timedelta(hours=1)])
 def test_a_time_limit_that_lightning_reads_is_taken(limit):
-    refuse_durations(limit)
+    check_max_time(limit)
 
 
 @pytest.mark.parametrize("limit", ["1h", "1:00:00", 3600, "00:1:00:00"])
 def test_a_time_limit_in_another_form_is_refused_with_an_example(limit):
     with pytest.raises(UserError, match=f"got {limit}.* One hour is '00:01:00:00'"):
-        refuse_durations(limit)
+        check_max_time(limit)
 
 
 @pytest.mark.parametrize("interval", [None, 1, 100, 0.5, 1.0, "00:00:10:00"])
 def test_an_interval_within_an_epoch_is_taken(interval):
-    refuse_intervals(interval, 1)
+    check_intervals(interval, 1)
 
 
 @pytest.mark.parametrize("interval", [0, -1, 0.0, 1.5, math.nan])
 def test_an_interval_that_is_no_part_of_an_epoch_is_refused(interval):
     with pytest.raises(UserError, match=rf"got {interval} \(a whole number counts the steps in"):
-        refuse_intervals(interval, 1)
+        check_intervals(interval, 1)
 
 
 @pytest.mark.parametrize(("interval", "is_taken"), [(1, True), (9, True), (0, False), (0.5, False)])
 def test_across_epochs_an_interval_is_a_number_of_steps(interval, is_taken):
     if is_taken:
-        refuse_intervals(interval, None)
+        check_intervals(interval, None)
         return
     with pytest.raises(UserError, match="it counts steps, across epochs"):
-        refuse_intervals(interval, None)
+        check_intervals(interval, None)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_across_epochs_an_interval_is_a_number_of_steps(interval, is_taken):
     ],
 )
 def test_counts_and_shares_that_lightning_understands_are_taken(settings):
-    refuse_counts(settings)
+    check_counts(settings)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_counts_and_shares_that_lightning_understands_are_taken(settings):
 )
 def test_a_count_out_of_range_is_refused_before_it_fails_late(settings, message):
     with pytest.raises(UserError, match=f"^trainer.*{message}.* Set trainer"):
-        refuse_counts(settings)
+        check_counts(settings)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,11 @@ def test_a_count_out_of_range_is_refused_before_it_fails_late(settings, message)
         ("callback", "Did you mean callbacks?"),
         ("settings", "settings: Trainer has no such setting."),
         ("num_train_epochs", "no such setting. Set max_epochs of Trainer."),
-        ("logging_steps", "no such setting. For settings of other trainers see docs/guides/migr"),
+        ("logging_steps", "Set log_every_n_steps (which is 1 here) of Trainer."),
+        (
+            "use_liger_kernel",
+            "no such setting. For settings of other trainers see docs/guides/migr",
+        ),
     ],
 )
 def test_an_unknown_keyword_is_named_with_the_one_that_was_meant(name, said, tmp_path):

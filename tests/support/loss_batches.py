@@ -43,7 +43,7 @@ def train_batch(advantages: Any, mask: Any, **fields: Any) -> TrainBatch:
 
 
 def counts_of(*ranks: TrainBatch) -> TokenCounts:
-    """Return the counts of one mini-batch for the first of these ranks."""
+    """Return the counts of one minibatch for the first of these ranks."""
     return TokenCounts(
         tokens=sum(int(batch.loss_mask.sum()) for batch in ranks),
         sequences=sum(int(batch.loss_mask.any(1).sum()) for batch in ranks),
@@ -62,7 +62,7 @@ def _good_tokens(batch: TrainBatch) -> int:
 def losses_of(
     logprobs: Any, batch: TrainBatch, objective: Objective, entropy: Any = None, **options: Any
 ) -> TokenLosses:
-    """Return the losses of a micro-batch that is a whole mini-batch."""
+    """Return the losses of a micro-batch that is a whole minibatch."""
     logprobs = torch.as_tensor(logprobs)
     entropy = torch.zeros_like(logprobs) if entropy is None else torch.as_tensor(entropy)
     return token_losses(logprobs, entropy, batch, counts_of(batch), objective, **options)
@@ -134,7 +134,7 @@ def differentiate(case: Case, function: Any) -> Gradient:
 
 
 def gradient_of(case: Case, objective: Objective, counts: TokenCounts) -> Gradient:
-    """Return the share of this case in a mini-batch with these counts."""
+    """Return the share of this case in a minibatch with these counts."""
 
     def loss(logprobs: Tensor, entropy: Tensor) -> Tensor:
         coef = objective.entropy.coef

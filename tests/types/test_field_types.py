@@ -67,11 +67,11 @@ GOOD = {
 }
 BAD = {
     "choice": [("c", "a, b or a function, got 'c'"), (1, "a, b or a function")],
-    "texts": [("xy", "a list of texts, got 'xy'"), ([1], r"a list of texts, got \[1\]")],
+    "texts": [("xy", "a list of strings, got 'xy'"), ([1], r"a list of strings, got \[1\]")],
     "number": [(3.0, "an integer or None, got 3.0"), (True, "an integer or None")],
     "share": [("0.5", "a number, got '0.5'"), (True, "a number, got True")],
     "is_on": [("no", "True or False, got 'no'")],
-    "path": [(3, "a text or None, got 3")],
+    "path": [(3, "a string or None, got 3")],
     "inner": [(0.1, "of type Inner, got 0.1")],
     "others": [([1], "a list of Inner or None"), (Inner(), "a list of Inner or None")],
     "columns": [([], "a dict or None")],
@@ -126,9 +126,9 @@ def module(**settings):
         (lambda: SamplerCorrection(level="tokens"), "geometric or a function, got 'tokens'"),
         (lambda: SamplerMask(max=2.0, statistic="k1"), "ratio, k2 or k3"),
         (lambda: CovarianceTerm(action="klip"), "clip or kl"),
-        (lambda: Sampling(stop="</answer>"), "a list of texts, got '</answer>'"),
+        (lambda: Sampling(stop="</answer>"), "a list of strings, got '</answer>'"),
         (lambda: UpdateConfig(epochs=2.0), "an integer, got 2.0"),
-        (lambda: LoRA(target_modules=3), "a list of texts or a text, got 3"),
+        (lambda: LoRA(target_modules=3), "a list of strings or a string, got 3"),
         (lambda: Policy("x", lora=16), "of type LoRA or None, got 16"),
         (lambda: Policy("x", dtype="fp16"), "float32 or bfloat16, got 'fp16'"),
         (lambda: Policy("x", dtype=torch.bfloat16), r"torch\.bfloat16 \(write 'bfloat16'\)"),
@@ -154,14 +154,14 @@ def module(**settings):
         ),
         (lambda: Rule(patience="3"), "an integer or None, got '3'"),
         (lambda: Alerts(kinds=["started"]), r"a list of start, .* or done, got \['started'\]"),
-        (lambda: Alerts(command=5), "a text, a list of texts or None, got 5"),
+        (lambda: Alerts(command=5), "a string, a list of strings or None, got 5"),
         (
             lambda: GRPOModule("x", len),
             r"list or tuple, .* \(write \[\.\.\.\] around",
         ),
         (lambda: TimingLog(stages="yes"), "True or False, got 'yes'"),
         (lambda: Policy("any", lora={"rank": 4}), r"write LoRA\(rank=4\), of lit_grpo.policy"),
-        (lambda: VLLMServerEngine(urls="http://127.0.0.1:1"), "a list of texts or None"),
+        (lambda: VLLMServerEngine(urls="http://127.0.0.1:1"), "a list of strings or None"),
     ],
 )
 def test_a_mistake_in_python_is_one_line_as_on_the_command_line(make, said):

@@ -27,7 +27,7 @@ from lit_grpo.cli.rewards.failures import report_failures
 from lit_grpo.data.rows.prepared import HOLDOUT, PreparedDir, find_prepared
 from lit_grpo.objective.advantages import has_signal
 from lit_grpo.rewards.scoring.scoring import RewardFailed
-from lit_grpo.rewards.scoring.valid_rows import counted
+from lit_grpo.rewards.scoring.valid_rows import weighted_names
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.collecting.checked_engine import generate
@@ -156,7 +156,7 @@ class _Estimate:
         module.rewards.check(prompts)
         load_policy(cli, module)
         cache = SampleCache(samples_of(self.prepared), self.policy, module.sampling)
-        names = [one.name for one in counted(module.rewards.rewards)]
+        names = weighted_names(module.rewards.rewards)
         most_absent = module.outage.max_absent_fraction * len(prompts) * module.group_size
         status = ScoreStatus()
         with closing(cache), cli.trainer.precision_plugin.val_step_context():

@@ -141,7 +141,7 @@ def refuse_beside(node: Any, key: str, where: str) -> None:
         arguments = {**(given if isinstance(given, dict) else {}), **beside}
         right = {"class_path": node["class_path"], "init_args": arguments}
         raise UserError(
-            f"{where}: {key}: {' and '.join(map(str, beside))} must stand under init_args, got it "
+            f"{where}: {key}: {' and '.join(map(str, beside))} must be under init_args, got it "
             f"beside class_path. Write {_in_one_line(right)}."
         )
 

@@ -165,7 +165,7 @@ def explain_abstract_class(parser: Any, key: str, match: re.Match[str]) -> str:
 def explain_bad_import(parser: Any, key: str, match: re.Match[str]) -> str:
     if match["reason"].startswith("'str' object has no attribute 'keys'"):
         return (
-            f"{key}: init_args of {match['path']} must be keys with their values, got a text. "
+            f"{key}: init_args of {match['path']} must be keys with their values, got a string. "
             "Write each as KEY: VALUE, with a space after the colon."
         )
     hint = ""

@@ -71,13 +71,13 @@ def explain_null_as_text(parser: Any, key: str, match: re.Match[str]) -> str:
     expected = type_of(parser, key)
     fix = "Write null" if admits_null(expected) else "Remove it"
     path = ", or ./None for a path of that name" if _is_path(key) else ""
-    return f"{key}: expected {type_name(expected)}, got the text None. {fix}{path}."
+    return f"{key}: expected {type_name(expected)}, got the string None. {fix}{path}."
 
 
 def explain_wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
     expected, value = type_of(parser, key), one_line(match["value"])
     if is_null_in_words(value, expected):  # a text, since null itself is not an error
-        return f"{key}: expected {type_name(expected)}, got the text {value}. Write null."
+        return f"{key}: expected {type_name(expected)}, got the string {value}. Write null."
     if value == "None" and not has_default(parser, key):
         return not_set(key)
     if value == "None":

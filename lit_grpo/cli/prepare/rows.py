@@ -248,7 +248,9 @@ def _texts(value: Any) -> list[str]:
         texts = None
     if isinstance(texts, list) and all(isinstance(one, str) for one in texts):
         return texts
-    raise UnusableRow("unusable answers", f"the answers are no list of texts: {str(value)[:60]!r}")
+    raise UnusableRow(
+        "unusable answers", f"the answers are no list of strings: {str(value)[:60]!r}"
+    )
 
 
 def _others(row: Row, used: set[str]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def report_bugs(rollouts: Sequence[RolloutBatch]) -> None:
             scores = [
                 one for each in rollouts for group in each.groups for one in group.scores[name]
             ]
-            share = sum(bool(one.bug) for one in scores) / sum(one.was_asked for one in scores)
+            share = sum(bool(one.bug) for one in scores) / sum(one.is_for_source for one in scores)
             print(f"reward {name!r} has a bug on {share:.0%} of the rows. {bug}", file=sys.stderr)
 
 

@@ -28,7 +28,7 @@ from lit_grpo.diagnostics.step_findings import find_failure, no_signal, truncate
 from lit_grpo.judge.estimate import seconds_of_calls
 from lit_grpo.objective.advantages import group_deviation
 from lit_grpo.rewards import JudgedReward, Reward
-from lit_grpo.rewards.scoring.valid_rows import counted
+from lit_grpo.rewards.scoring.valid_rows import weighted_names
 from lit_grpo.runs.files.completions import completions_table, free_path, write_table
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
@@ -68,7 +68,7 @@ class Trial:
     def scores_of(self, reward: Reward) -> list[Score]:
         """Return the scores of the completions that a reward was asked for."""
         scores = [score for group in self.rollouts.groups for score in group.scores[reward.name]]
-        return [score for score in scores if score.was_asked]
+        return [score for score in scores if score.is_for_source]
 
     def num_scored(self, reward: Reward, num_rows: int) -> float:
         """Return for how many completions of a rollout step of ``num_rows`` a reward is asked."""
@@ -271,7 +271,7 @@ def _untried(trial: Trial, rewards: Sequence[Reward]) -> list[str]:
 def why_not_trained(trial: Trial, module: GRPOModule) -> str:
     """Return what a run does with such a step if it is not trained on; empty if it is."""
     rollouts = trial.rollouts
-    names = [reward.name for reward in counted(module.rewards.rewards)]
+    names = weighted_names(module.rewards.rewards)
     status = score_status(rollouts, names)
     why = status.why_not_trained(module.outage.max_absent_fraction)
     failure = find_failure(rollouts, names, attrgetter("is_failure"))

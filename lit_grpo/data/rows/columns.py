@@ -28,6 +28,7 @@ KNOWN_NAMES: Mapping[Role, tuple[str, ...]] = {
 }
 ONE_VALUE = (str, Number, date)
 ROWS_SHOWN = 5
+_OTHER_ANSWERS = ("completion", "solution", "response", "output", "target", "label", "gold")
 
 
 def prompt_value(row: Row, mapping: Mapping[str, str]) -> str | list[Any]:
@@ -157,11 +158,16 @@ def list_columns(row: Row) -> str:
 
 
 def guesses(row: Row, roles: Sequence[Role]) -> str:
-    """Return a mapping to copy, with columns whose names differ in capitals or spaces alone."""
+    """Return a mapping to copy, with columns whose names differ in capitals or spaces alone.
+
+    A gold answer is also known by some other names, which are not taken without being asked for.
+    """
     plain = {name.strip().lower(): json.dumps(name, ensure_ascii=False) for name in row.columns}
     exact = {role: plain.get(role, "NAME") for role in roles if role not in row.columns}
     if exact.get("prompt") == "NAME" and isinstance(row.columns.get("messages"), list):
         exact["prompt"] = "messages"
+    if exact.get("answer") == "NAME":
+        exact["answer"] = next((plain[name] for name in _OTHER_ANSWERS if name in plain), "NAME")
     return ", ".join(f"{role}: {exact.get(role, 'NAME')}" for role in roles)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _MAX_CELL_CHARACTERS = 2**31 - 1
 _NUMBER = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
-_MAX_DIGITS = 18  # of what any reader of tables has as a whole number
+_MAX_DIGITS = 18  # more may not fit in an int64
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +82,8 @@ def _read_csv(path: Path) -> _Numbered:
 def _typed(cells: Sequence[str], what: str) -> list[Any]:
     """Return the values of a column: None for an empty cell, and text or numbers.
 
-    They are numbers if every cell writes one as Python does, so that no digit is lost: ``020`` and
-    ``1.50`` stay text, and all the other cells of their column with them.
+    A column becomes numbers only if each cell survives the way through ``int`` or ``float`` and
+    back unchanged: one with ``020`` or ``1.50`` stays text.
     """
     filled = [cell for cell in cells if cell]
     for kind in (int, float):
@@ -91,7 +91,7 @@ def _typed(cells: Sequence[str], what: str) -> list[Any]:
             return [kind(cell) if cell else None for cell in cells]
     if filled and all(_NUMBER.fullmatch(cell) for cell in filled):
         other = next(cell for cell in filled if not _writes(float, cell))
-        log.info("%s is read as text: as a number, %s would not stay as it is.", what, other)
+        log.info("%s is read as text, because %s would change if read as a number", what, other)
     return [cell or None for cell in cells]
 
 

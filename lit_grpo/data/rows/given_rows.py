@@ -60,6 +60,7 @@ def as_sources(key: str, given: Any) -> list[Source]:
     if isinstance(given, str | os.PathLike):
         return [os.fspath(given)]
     where = f"data.{key}"
+    _refuse_other_sources(where, given)
     if _is_table(given):
         given = _rows_of_table(where, given)
     if not isinstance(given, Iterable) or isinstance(given, Mapping | bytes):
@@ -75,6 +76,15 @@ def as_sources(key: str, given: Any) -> list[Source]:
     if not items and key != "train":  # of which there is a message of its own
         raise setting_error(where, "rows, or null", "an empty list", "did a filter drop them all?")
     return [GivenRows(key, tuple(items))] if items else []
+
+
+def _refuse_other_sources(where: str, given: object) -> None:
+    """Refuse a function that would return rows, and a loader, which has batches."""
+    if callable(given) and not isinstance(given, type):
+        raise setting_error(where, _RULE, f"{given!r:.80}", "to take what it returns, call it")
+    if hasattr(given, "collate_fn"):
+        why = "the run makes the batches: give its dataset, as loader.dataset"
+        raise setting_error(where, _RULE, f"a {type(given).__name__}", why)
 
 
 def as_rows(owner: str, split: str, given: Any) -> Sequence[Row]:

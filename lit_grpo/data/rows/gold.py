@@ -77,13 +77,13 @@ def gold_answers(
 
 
 def given_answer(row: Row, mapping: Mapping[str, str]) -> Any:
-    """Return the gold answer of a row as it is there, if it is no text; None if it is."""
+    """Return a gold answer that is not a string, unconverted; None for a string or null."""
     value = find(row, column_name(row, "answer", mapping))
     return None if is_null(value) or isinstance(value, str) else value
 
 
 def answer_place(answer: str, columns: Mapping[str, Any]) -> str:
-    """Return where in a row a gold answer stands: ``column answer, after ####``; empty if unknown.
+    """Return where a gold answer is in a row, ``column answer, after ####``; empty if unknown.
 
     The names of known layouts are looked at first, then the other columns.
     """
@@ -161,5 +161,6 @@ def _no_gold_column(rows: list[Row], mapping: Mapping[str, str]) -> UserError:
         f"{who} that is recognised as the gold answer (rewards compare completions with it, and "
         f"sft imitates it){nor}; {shown} has {list_columns(first)}. Set data.columns: "
         f"{{{guesses(first, missing)}}}, or data.require_answer: false if no reward needs a gold "
-        f"answer, or if model.target_column of an sft names the column.{about_last_turn(first)}"
+        "answer. For lit-grpo sft, model.target_column may name another column."
+        f"{about_last_turn(first)}"
     )

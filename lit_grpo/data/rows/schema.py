@@ -183,5 +183,5 @@ def _in_words(value: Any) -> str:
     if isinstance(value, dict | list | tuple):
         return "an object" if isinstance(value, dict) else "a list"
     if isinstance(value, str):
-        return f"the text {value[:40]!r}"
+        return f"the string {value[:40]!r}"
     return f"{_IN_WORDS.get(_SCALARS.get(type(value)), f'a {type(value).__name__}')} ({value})"

@@ -44,7 +44,7 @@ def read_rows(source: str) -> list[Row]:
 
     A dataset is written ``id``, ``id:split`` or ``id:subset:split``, where ``id`` is a directory
     (of data files, or written by ``save_to_disk``) or an id on the Hub. A column of a csv
-    file has numbers if every cell writes one as Python does, else text; an empty cell is None.
+    file has numbers if that changes no cell, else text; an empty cell is None.
 
     Raises:
         UserError: the source does not exist, is empty, or has a row that cannot be read.

@@ -198,7 +198,7 @@ REWARDS = (
     Cause(
         name="cancelling_rewards",
         title="Rewards cancel out",
-        meaning="Single rewards differ inside groups, but their weighted sums do not.",
+        meaning="Individual rewards differ inside groups, but their weighted sums do not.",
         advice=("Change the weights, or set `model.advantage.combine: normalise_then_sum`.",),
         noticed_by=MONITOR,
         alert_after=10,

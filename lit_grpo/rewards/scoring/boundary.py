@@ -76,7 +76,7 @@ def _plural(count: int, noun: str) -> str:
 
 
 def _describe(function: Callable[..., object]) -> str:
-    """Return the name of a function and where it stands: ``short (my_rewards.py, line 3)``."""
+    """Return the name of a function and where it is defined: ``short (my_rewards.py, line 3)``."""
     named, code = defined_at(function)
     name: str = named.__qualname__.rpartition("<locals>.")[2]
     if code is None:

@@ -17,7 +17,7 @@ from lit_grpo.rewards.reward import Reward
 from lit_grpo.rewards.scoring.boundary import as_permanent
 from lit_grpo.rewards.scoring.reasoning import Reasoning
 from lit_grpo.rewards.scoring.runners import Call, Runners
-from lit_grpo.rewards.scoring.valid_rows import combine, counted
+from lit_grpo.rewards.scoring.valid_rows import combine, weighted_names
 from lit_grpo.types import (
     Completion,
     Group,
@@ -239,9 +239,9 @@ class Scoring:
         }
 
     @property
-    def counted_rewards(self) -> list[str]:
+    def weighted_rewards(self) -> list[str]:
         """Names of the rewards with a weight other than 0."""
-        return [reward.name for reward in counted(self._rewards)]
+        return weighted_names(self._rewards)
 
     def cancel(self) -> None:
         """Abandon the step: calls that were not started are skipped."""
@@ -276,17 +276,13 @@ class Scoring:
         """Return the score, or a failure if its steps are not at tokens of the completion."""
         token_ids = self._added(row).token_ids
         places = [index for index, _ in score.steps]
-        is_known = all(0 <= index < len(token_ids) for index in places)
-        is_complete = score.num_values in (None, len(token_ids))
-        if not places and is_complete:
+        is_same = scored.token_ids == token_ids
+        if score.num_values not in (None, len(token_ids)):
+            what = f"{score.num_values} values by token"
+        elif places and not (is_same and all(0 <= one < len(token_ids) for one in places)):
+            what = f"steps at tokens {places[:8]}"
+        else:
             return score
-        if is_known and is_complete and scored.token_ids == token_ids:
-            return score
-        what = (
-            f"steps at tokens {places[:8]}"
-            if is_complete
-            else f"{score.num_values} values by token"
-        )
         detail = (
             f"{what} of a completion with {len(token_ids)} tokens, of which the reward saw "
             f"{len(scored.token_ids)} (with reasoning: keep it sees all of them)"

@@ -17,9 +17,9 @@ from lit_grpo.rewards.reward import Reward
 from lit_grpo.types import Group, Outcome, RolloutBatch, Score
 
 
-def counted(rewards: Iterable[Reward]) -> list[Reward]:
-    """Return the rewards that decide: those with a weight other than 0."""
-    return [reward for reward in rewards if reward.weight]
+def weighted_names(rewards: Iterable[Reward]) -> list[str]:
+    """Return the names of the rewards that decide: those with a weight other than 0."""
+    return [reward.name for reward in rewards if reward.weight]
 
 
 def combine(rewards: Sequence[Reward], groups: Iterable[Group]) -> RolloutBatch:
@@ -41,7 +41,7 @@ def combine(rewards: Sequence[Reward], groups: Iterable[Group]) -> RolloutBatch:
     total = torch.zeros(len(groups), len(groups[0].completions), dtype=torch.float64)
     valid = torch.tensor([[not c.is_failed for c in group.completions] for group in groups])
     any_applies = torch.zeros(len(groups), 1, dtype=torch.bool)
-    for reward in counted(rewards):
+    for reward in filter(attrgetter("weight"), rewards):
         part = parts[reward.name]
         applies = _where(groups, reward.name, _is_not_abstention).any(1, keepdim=True)
         any_applies |= applies
@@ -72,4 +72,4 @@ def _where(groups: Sequence[Group], name: str, test: Callable[[Score], bool]) ->
 
 
 def _is_not_abstention(score: Score) -> bool:
-    return score.was_asked and score.outcome not in (Outcome.ABSTAIN, Outcome.NOT_SAMPLED)
+    return score.is_for_source and score.outcome not in (Outcome.ABSTAIN, Outcome.NOT_SAMPLED)

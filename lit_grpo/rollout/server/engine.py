@@ -278,9 +278,8 @@ class ServedEngine(RolloutEngine):
             versions_in_use=in_use,
         )
         # Rank 0 updates the servers first; only then do the other ranks wait for them.
-        for is_turn_of_rank_zero in (True, False):
-            is_ours = self._is_rank_zero == is_turn_of_rank_zero
-            failure = any_failure(self._update_servers(target) if is_ours else self._stand_by())
+        for is_our_turn in (self._is_rank_zero, not self._is_rank_zero):
+            failure = any_failure(self._update_servers(target) if is_our_turn else self._stand_by())
             if failure:
                 raise EngineFailed(failure)
         # Keep the previous version: a server that is starting may still be reading it.
@@ -315,7 +314,7 @@ class ServedEngine(RolloutEngine):
         return ""
 
     def _stand_by(self) -> str:
-        """Wait for the ranks that update servers; return that this rank has not failed."""
+        """Take part in the waiting of the ranks that update servers; return no failure."""
         while not all(gather_objects(True)):
             self.on_wait()
         return ""

@@ -88,7 +88,7 @@ class Checkpoints(Callback):
     """
 
     needs_validation = True
-    """Whether the metric is looked at only after a validation, whichever it is."""
+    """Whether ``monitor`` is read only after a validation, even if it is no ``val/`` metric."""
 
     def __init__(
         self,
@@ -283,7 +283,7 @@ class Checkpoints(Callback):
         checkpoint["summary"] = {
             "rollout_step": num_finished_steps(trainer),
             "optimizer_step": trainer.global_step,
-            "time": now("milliseconds"),  # tells checkpoints of one second apart
+            "time": now("milliseconds"),  # so that two of one second differ
             "trouble": trouble_of(trainer),
             "metrics": metrics,
         }
@@ -295,7 +295,7 @@ class Checkpoints(Callback):
             undo_end(loops, trainer, self._has_left_validation(trainer))
 
     def _has_left_validation(self, trainer: L.Trainer) -> bool:
-        """Return whether a stop has left a validation, or come between a step and its own."""
+        """Return whether a stop cut off a validation, or prevented the one due at this step."""
         reason = get_stop_reason(trainer)
         if reason is None or reason.is_step_unfinished:
             return False
@@ -303,7 +303,7 @@ class Checkpoints(Callback):
         return reason.is_validation_unfinished or is_missing
 
     def _is_of_this_step(self, trainer: L.Trainer, name: str) -> bool:
-        """Return whether a metric has a value, which is not one of an earlier validation."""
+        """Return whether a metric is finite and not left over from an earlier validation."""
         is_old = name.startswith("val/") and self._validated_step != num_finished_steps(trainer)
         return not is_old and bool(trainer.callback_metrics[name].isfinite())
 

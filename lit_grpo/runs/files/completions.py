@@ -59,7 +59,8 @@ class CompletionsFile(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        if not isinstance(outputs, Mapping) or "rollouts" not in outputs:
+        is_trial = trainer.fast_dev_run  # type: ignore[attr-defined]
+        if is_trial or not isinstance(outputs, Mapping) or "rollouts" not in outputs:
             return
         self._write(trainer, outputs["rollouts"], outputs["batch"])
 

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 FILE = "prompt_format.json"
 SETTINGS = ("template", "system_prompt", "chat", "chat_template_kwargs")
 """Settings of the data that decide how the policy reads a row."""
+IS_CONVERSATION = "is_conversation"
+"""Key of whether the prompts are conversations: by ``chat``, or as lists of messages."""
 KINDS = ("PromptData", "StreamData", "AdditionData")
 """Data whose settings these are."""
 
@@ -48,18 +50,28 @@ def warn_of_other_format(trainer: L.Trainer, path: str | None) -> None:
     then = _read(Path(path) / FILE) if path is not None else None
     if now is None or then is None:
         return
-    changed = [
-        f"{name}: {then.get(name)!r} -> {now[name]!r}"
-        for name in SETTINGS
-        if (then.get(name) or None) != (now[name] or None)
-    ]
-    if changed:
+    if changed := _changes(then, now):
         log.warning(
             "the policy %s was trained on prompts of another format than those of this run "
-            "(data.%s), so that it may have to learn the new one first. Unless both give the same "
+            "(%s), so that it may have to learn the new one first. Unless both give the same "
             "prompts, as rows that are formatted already do, set them as in %s.",
-            *(path, "; data.".join(changed), Path(path or "", FILE)),
+            *(path, "; ".join(changed), Path(path or "", FILE)),
         )
+
+
+def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two formats."""
+    kinds = [one.get(IS_CONVERSATION) for one in (then, now)]
+    is_known = None not in kinds
+    changed = [
+        f"data.{name}: {then.get(name)!r} -> {now[name]!r}"
+        for name in SETTINGS
+        if (then.get(name) or None) != (now[name] or None) and not (is_known and name == "chat")
+    ]
+    if is_known and kinds[0] != kinds[1]:
+        words = ["conversations" if kind else "plain text" for kind in kinds]
+        changed.append(f"{' -> '.join(words)}; data.chat makes text a conversation")
+    return changed
 
 
 def format_of(trainer: L.Trainer) -> dict[str, Any] | None:
@@ -68,7 +80,12 @@ def format_of(trainer: L.Trainer) -> dict[str, Any] | None:
     if type(data).__name__ not in KINDS:
         return None
     settings = {name: getattr(data.prompt_format, name) for name in SETTINGS}
-    return settings | {"chat_template_kwargs": dict(settings["chat_template_kwargs"])}
+    loader: Any = getattr(trainer, "train_dataloader", None)
+    prompts = loader.some_prompts() if hasattr(loader, "some_prompts") else ()
+    return settings | {
+        "chat_template_kwargs": dict(settings["chat_template_kwargs"]),
+        IS_CONVERSATION: next((one.messages is not None for one in prompts), None),
+    }
 
 
 def _read(path: Path) -> Mapping[str, Any] | None:

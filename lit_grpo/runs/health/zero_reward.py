@@ -89,7 +89,7 @@ class ZeroRewardBreaker(Callback):
 
     @property
     def warning_at_end(self) -> str:
-        """Warning about the rewards of a run that is done; empty if it had some lately."""
+        """Warning about the rewards of a run that is done; empty if recent steps had one."""
         if self.streak == 0 or (self._shares and self.streak < self.alert_after):
             return ""
         if self.streak == 1:

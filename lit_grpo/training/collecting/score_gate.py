@@ -87,7 +87,7 @@ class ScoreGate:
         self._waiting = waiting
         self._outage = outage
         self._has_worked: frozenset[str] = frozenset()
-        """Names of the rewards of which some call in this process had no bug, on any rank."""
+        """Rewards that have given a value or failed without a bug, on any rank, in this process."""
 
     def wait_for_scores(
         self, scoring: Scoring | None, engine_failure: Exception | None = None
@@ -137,7 +137,7 @@ class ScoreGate:
         if scoring is not None:
             try:
                 rollouts = scoring.result()
-                status = score_status(rollouts, scoring.counted_rewards)
+                status = score_status(rollouts, scoring.weighted_rewards)
             except RewardFailed as error:
                 rollouts = scoring.so_far()
                 status = ScoreStatus(fatal=f"{error}\n{error.bug}".strip())
@@ -163,7 +163,7 @@ class ScoreGate:
         is down.
         """
         never_worked = status.only_bugs - self._has_worked
-        if never_worked or status.num_bugged > self._limit(status):
+        if never_worked or status.num_with_bug > self._limit(status):
             name = min(never_worked) if never_worked else status.reward_with_most_bugs
             self._abandon(rollouts, status.describe_bug(name), ExitCode.CRASHED, "reward_bug")
         self._has_worked |= status.not_bugs

@@ -22,9 +22,9 @@ class ScoreStatus:
     """Which scores of a step are missing, on one rank or on all."""
 
     num_rows: int = 0
-    num_missing: int = 0
+    num_retriable: int = 0
     """Rows that a retry may still score."""
-    num_bugged: int = 0
+    num_with_bug: int = 0
     """Rows that no retry can score, because of a permanent bug of a reward."""
     num_not_sampled: int = 0
     """Rows without a completion, which cannot be scored."""
@@ -51,7 +51,7 @@ class ScoreStatus:
     @property
     def num_absent(self) -> int:
         """Rows without a score."""
-        return self.num_missing + self.num_bugged + self.num_not_sampled
+        return self.num_retriable + self.num_with_bug + self.num_not_sampled
 
     @property
     def advice(self) -> str:
@@ -71,7 +71,7 @@ class ScoreStatus:
         most = max_absent_fraction * self.num_rows
         if self.num_absent <= most:
             return ""
-        is_final = max(self.num_bugged, self.num_not_sampled) > most
+        is_final = max(self.num_with_bug, self.num_not_sampled) > most
         does = "stop" if is_final else "pause, retry and in the end stop"
         return (
             f"A run would {does} at such a step: {self._absent} have no score, and "
@@ -112,10 +112,10 @@ def score_status(rollouts: RolloutBatch, rewards: Sequence[str]) -> ScoreStatus:
     spent = find_spent_budget(rollouts, rewards)
     return ScoreStatus(
         num_rows=len(rows),
-        num_missing=sum(any(one.is_outage for one in row) for row in rows if not _has_bug(row)),
-        num_bugged=sum(map(_has_bug, rows)),
+        num_retriable=sum(any(one.is_outage for one in row) for row in rows if not _has_bug(row)),
+        num_with_bug=sum(map(_has_bug, rows)),
         num_not_sampled=len(rows) - len(rollouts.sampled),
-        failure=find_failure(rollouts, rewards, _is_missing),
+        failure=find_failure(rollouts, rewards, _is_outage_or_not_sampled),
         fatal=f"{spent} {BEFORE_RESUMING}" if spent else "",
         bugs={name: bug for name in rewards if (bug := find_bug(rollouts, name))},
         num_bugs=Counter(
@@ -153,15 +153,15 @@ def _has_other_result(rollouts: RolloutBatch, reward: str) -> bool:
 
 def is_absent(score: Score) -> bool:
     """Return whether a failure left a completion without this score; an abstention is none."""
-    return _is_missing(score) or score.is_permanent
+    return _is_outage_or_not_sampled(score) or score.is_permanent
 
 
 def _has_bug(row: Sequence[Score]) -> bool:
-    """Return whether a row can never be scored."""
+    """Return whether a permanent bug left a row without a score."""
     return any(score.is_permanent for score in row)
 
 
-def _is_missing(score: Score) -> bool:
+def _is_outage_or_not_sampled(score: Score) -> bool:
     """Return whether a score is missing; an abstention is not."""
     return score.is_outage or score.outcome is Outcome.NOT_SAMPLED
 
@@ -171,8 +171,8 @@ def over_ranks(statuses: Sequence[ScoreStatus]) -> ScoreStatus:
     worst = max(statuses, key=lambda one: one.failure.fraction if one.failure else 0.0)
     return ScoreStatus(
         num_rows=sum(one.num_rows for one in statuses),
-        num_missing=sum(one.num_missing for one in statuses),
-        num_bugged=sum(one.num_bugged for one in statuses),
+        num_retriable=sum(one.num_retriable for one in statuses),
+        num_with_bug=sum(one.num_with_bug for one in statuses),
         num_not_sampled=sum(one.num_not_sampled for one in statuses),
         failure=worst.failure,
         fatal=next((one.fatal for one in statuses if one.fatal), ""),

@@ -10,23 +10,23 @@ from lit_grpo.types import UserError
 
 BESIDE = {
     "model: {rewards: [{class_path: MathReward, weight: 0.5}]}": (
-        "my.yaml: model.rewards.0: weight must stand under init_args, got it beside class_path. "
+        "my.yaml: model.rewards.0: weight must be under init_args, got it beside class_path. "
         "Write {class_path: MathReward, init_args: {weight: 0.5}}."
     ),
     "model: {rewards: [{class_path: MathReward, init_args: {correct: 2}, weight: 0.5}]}": (
         "Write {class_path: MathReward, init_args: {correct: 2, weight: 0.5}}."
     ),
     "model: {engine: {class_path: HFEngine, max_concurrent: 5}}": (
-        "my.yaml: model.engine: max_concurrent must stand under init_args"
+        "my.yaml: model.engine: max_concurrent must be under init_args"
     ),
     "model: {optimizer: {class_path: AdamW, lr: 1.0e-3}}": (
         "Write {class_path: AdamW, init_args: {lr: 0.001}}."
     ),
     "data: {class_path: PromptData, train: a.jsonl, chat: true}": (
-        "my.yaml: data: train and chat must stand under init_args"
+        "my.yaml: data: train and chat must be under init_args"
     ),
     "trainer: {callbacks: [{class_path: Checkpoints, every_n_steps: 5}]}": (
-        "my.yaml: trainer.callbacks.0: every_n_steps must stand under init_args"
+        "my.yaml: trainer.callbacks.0: every_n_steps must be under init_args"
     ),
     "model: {optimizer: null, class_path: AdamW, init_args: {lr: 1.0e-5}}": (
         "my.yaml: model.optimizer is empty, and class_path and init_args stand beside it, not "
@@ -34,7 +34,7 @@ BESIDE = {
     ),
     "model: {rewards: [{class_path: ProcessReward, init_args: "
     "{reward: {class_path: mine.Slow, weight: 2}}}]}": (
-        "my.yaml: model.rewards.0.init_args.reward: weight must stand under init_args"
+        "my.yaml: model.rewards.0.init_args.reward: weight must be under init_args"
     ),
 }
 
@@ -46,7 +46,7 @@ def test_arguments_beside_a_class_path_are_named_and_shown_in_their_place(config
 
 def test_arguments_beside_a_class_path_are_named_on_the_command_line_too(capsys):
     line = error_of(capsys, "--model.rewards", "[{class_path: MathReward, weight: 0.5}]")
-    assert line.startswith("the command line: model.rewards.0: weight must stand under init_args")
+    assert line.startswith("the command line: model.rewards.0: weight must be under init_args")
 
 
 FORMS = {

@@ -44,7 +44,7 @@ REWARD = f"--reward={__name__}.Coloured"
         (["--model=3"], "model: expected keys under it (width, name), got 3."),
         (
             ["--model.name=None"],
-            "model.name: expected str or null, got the text None. Write null.",
+            "model.name: expected str or null, got the string None. Write null.",
         ),
     ],
 )

@@ -35,26 +35,26 @@ def test_the_word_for_null_of_another_language_is_told_how_null_is_written(
     said = error_of([argument], here, capsys)
     assert said.startswith(line)
     word = argument.partition("=")[2]
-    assert said.endswith(f", got the text {word}. Write null.")
+    assert said.endswith(f", got the string {word}. Write null.")
 
 
 @pytest.mark.parametrize(
     ("argument", "key", "rule"),
     [
-        ("--run_dir=None", "run_dir", "str, got the text None. Remove it, or ./None for a pa"),
-        ("--ckpt_path=None", "ckpt_path", "str or null, got the text None. Write null, or ./No"),
+        ("--run_dir=None", "run_dir", "str, got the string None. Remove it, or ./None for a pa"),
+        ("--ckpt_path=None", "ckpt_path", "str or null, got the string None. Write null, or ./No"),
         ("--data.validation=None", "data: PromptData.validation", "str or list[str] or null, got"),
-        ("--data.template=None", "data: PromptData.template", "str or null, got the text None."),
-        ("--model.policy.path=None", "model.policy: Policy.path", "str or null, got the text N"),
-        ("--model.teacher.path=None", "model.teacher: LocalTeacher.path", "str, got the text No"),
-        ("--model.rewards.name=None", "model.rewards: MathReward.name", "str or null, got the t"),
+        ("--data.template=None", "data: PromptData.template", "str or null, got the string None."),
+        ("--model.policy.path=None", "model.policy: Policy.path", "str or null, got the string "),
+        ("--model.teacher.path=None", "model.teacher: LocalTeacher.path", "str, got the string"),
+        ("--model.rewards.name=None", "model.rewards: MathReward.name", "str or null, got the s"),
     ],
 )
 def test_none_is_no_text_where_null_or_a_path_may_stand(argument, key, rule, here, capsys):
     words = ["--data=PromptData", "--data.train=a.jsonl", "--model.teacher=LocalTeacher"]
     said = error_of([*words, argument], here, capsys)
     assert said.startswith(f"{key}: expected {rule}")
-    assert "got the text None. " in said
+    assert "got the string None. " in said
     assert not (here / "None").exists()
 
 
@@ -69,7 +69,7 @@ def test_none_is_no_text_where_null_or_a_path_may_stand(argument, key, rule, her
 )
 def test_none_as_a_path_in_a_file_is_refused(text, here, capsys):
     (here / "my.yaml").write_text(text)
-    assert "got the text None. " in error_of(["--config=my.yaml"], here, capsys)
+    assert "got the string None. " in error_of(["--config=my.yaml"], here, capsys)
 
 
 def test_none_is_a_text_where_only_a_text_may_stand(printed_config, here):
@@ -84,7 +84,7 @@ def test_none_in_a_file_is_told_how_null_is_written(here, capsys):
     data = "data: {class_path: PromptData, init_args: {train: a.jsonl, max_prompt_tokens: None}}"
     (here / "my.yaml").write_text(data)
     assert error_of(["--config=my.yaml"], here, capsys) == (
-        "data: PromptData.max_prompt_tokens: expected int or null, got the text None. Write null."
+        "data: PromptData.max_prompt_tokens: expected int or null, got the string None. Write null."
     )
 
 

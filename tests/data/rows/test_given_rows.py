@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow
 import pytest
 from data_runs import fit, flat
+from torch.utils.data import DataLoader
 
 from lit_grpo.data import PromptData, RubricData, StreamData
 from lit_grpo.data.rows.given_rows import as_rows
@@ -65,6 +66,8 @@ def test_the_numbers_of_the_rows_that_are_left_of_a_dataframe_are_no_column():
     [
         (pd.DataFrame({"prompt": ["q", 1]}), r"one type each.*got DataFrame \(Conversion failed"),
         (pd.DataFrame, r"got <class 'pandas"),
+        (lambda: ROWS, r"got <function .*to take what it returns, call it"),
+        (DataLoader(ROWS), "got a DataLoader .*give its dataset, as loader.dataset"),
         ({"train": ROWS}, r"of a DatasetDict give a split, as data\['train'\]"),
     ],
 )

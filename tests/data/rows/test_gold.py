@@ -123,3 +123,17 @@ def test_columns_with_spaces_and_capitals_are_quoted_and_a_missing_prompt_is_nam
 )
 def test_the_place_of_a_gold_answer_is_found(answer, columns, place):
     assert answer_place(answer, columns) == place
+
+
+@pytest.mark.parametrize(
+    ("columns", "answer"),
+    [
+        ({"completion": "2"}, "completion"),
+        ({"Solution": "2", "label": "x"}, "Solution"),
+        ({"n": 2}, "NAME"),
+    ],
+)
+def test_a_usual_name_of_a_gold_answer_is_proposed(columns, answer):
+    given = row(prompt="1+1=", **columns)
+    with pytest.raises(ValueError, match=rf"Set data\.columns: \{{answer: \"?{answer}\"?\}}"):
+        gold_answers([given], {}, required=True)

@@ -121,10 +121,14 @@ def test_the_same_rows_are_the_same_bytes(tmp_path):
 @pytest.mark.parametrize(
     ("one", "other", "message"),
     [
-        (3, "x", r"v must have values of one type, got a whole number \(3\) in row 1 and the text"),
+        (
+            3,
+            "x",
+            r"v must have values of one type, got a whole number \(3\) in row 1 and the string",
+        ),
         (True, 1, r"got true or false \(True\) in row 1 and a whole number \(1\) in row 2"),
-        ({"a": 1}, "x", r"got an object in row 1 and the text 'x' in row 2"),
-        ("x", ["x"], r"got the text 'x' in row 1 and a list in row 2 \(a column of parquet has"),
+        ({"a": 1}, "x", r"got an object in row 1 and the string 'x' in row 2"),
+        ("x", ["x"], r"got the string 'x' in row 1 and a list in row 2 \(a column of parquet has"),
         (1, 2**70, r"row 2: v cannot be written: .* Repair the row"),
         ({"a": 1.0}, {"a": float("nan")}, r"row 2: v cannot be written: .*nan.* is no JSON"),
     ],

@@ -67,7 +67,7 @@ def test_a_reward_is_left_out_of_the_sum_of_other_sources_and_has_not_failed(on_
     assert outcomes == [Outcome.OTHER_SOURCE] * 2
     assert find_failure(batch) is None
     status = score_status(batch, list(batch.parts))
-    assert (status.num_missing, status.num_absent, status.bugs) == (0, 0, {})
+    assert (status.num_retriable, status.num_absent, status.bugs) == (0, 0, {})
 
 
 def test_metrics_of_a_reward_are_those_of_its_sources():

@@ -11,6 +11,7 @@ from lit_grpo.runs.files.prompt_format import (
     warn_of_other_format,
     write_prompt_format,
 )
+from lit_grpo.types import Prompt
 
 
 def warning_of(tmp_path, caplog, before, now, *, path="final"):
@@ -49,3 +50,27 @@ def test_a_file_that_is_none_of_ours_is_not_read(tmp_path, caplog):
     (tmp_path / "prompt_format.json").write_text("[1]")
     warn_of_other_format(SimpleNamespace(datamodule=PromptData(chat=True)), str(tmp_path))
     assert caplog.text == ""
+
+
+def trainer_of(data, *, has_messages):
+    messages = ({"role": "user", "content": "1+1="},) if has_messages else None
+    prompts = [Prompt(id="1", text="1+1=", token_ids=(1,), messages=messages)]
+    loader = SimpleNamespace(some_prompts=lambda: prompts)
+    return SimpleNamespace(datamodule=data, train_dataloader=loader)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "change"),
+    [
+        ((PromptData(), False), (PromptData(), True), "plain text -> conversations; data.chat"),
+        ((PromptData(chat=True), True), (PromptData(), False), "conversations -> plain text; "),
+        ((PromptData(), True), (PromptData(chat=True), True), ""),
+        ((PromptData(), False), (PromptData(), False), ""),
+    ],
+)
+def test_lists_of_messages_are_conversations_without_a_setting(
+    before, now, change, tmp_path, caplog
+):
+    write_prompt_format(tmp_path, format_of(trainer_of(before[0], has_messages=before[1])))
+    warn_of_other_format(trainer_of(now[0], has_messages=now[1]), str(tmp_path))
+    assert (f"({change}" in caplog.text) if change else (caplog.text == "")

@@ -47,7 +47,7 @@ def test_a_reward_that_does_not_apply_is_not_named_as_the_cause_of_an_outage():
     scores = {"a": (down, down, down, ok), "b": (declined,) * 4}
     scored = replace(scored, groups=(replace(scored.groups[0], scores=scores),))
     status = score_status(scored, ["a", "b"])
-    assert status.num_missing == 3
+    assert status.num_retriable == 3
     assert str(status).startswith(
         "3 of the 4 rows (75%) have no score: 75% of the scores of reward 'a' ended as timeout"
     )
@@ -84,7 +84,7 @@ def test_what_a_run_would_do_with_a_step_is_what_the_gate_does(outcomes, said):
 
 def test_rows_are_counted_by_what_a_retry_can_do_for_them():
     status = status_of(a=(OK, LATE, bug("x"), LATE), b=(OK, OK, LATE, LATE))
-    assert (status.num_rows, status.num_missing, status.num_bugged) == (4, 2, 1)
+    assert (status.num_rows, status.num_retriable, status.num_with_bug) == (4, 2, 1)
     assert status.num_absent == 3
     assert status.num_bugs == {"a": 1}
     assert status.advice.endswith("or raise model.outage.max_absent_fraction.")
@@ -137,7 +137,7 @@ def test_the_status_of_all_ranks_has_the_rows_of_each_and_the_worst_failure():
     one = status_of(a=(LATE, OK, bug("x"), OK))
     other = status_of(a=(bug("y"), LATE, LATE, bug("z")))
     both = over_ranks([one, other])
-    assert (both.num_rows, both.num_missing, both.num_bugged) == (8, 3, 3)
+    assert (both.num_rows, both.num_retriable, both.num_with_bug) == (8, 3, 3)
     assert both.failure == other.failure
     assert both.num_bugs == {"a": 3}
     assert (one.only_bugs, both.only_bugs) == (frozenset(), frozenset())

@@ -109,7 +109,7 @@ def _parts(runs: Sequence[Run], is_comparison: bool) -> list[Chart]:
             Chart(title=title, metric=f"reward/{name}/mean")
             for title, name in zip(titles, of, strict=True)
         ]
-    kinds = [("Single rewards, unweighted", "reward/{}/mean", "", names)]
+    kinds = [("Individual rewards, unweighted", "reward/{}/mean", "", names)]
     kinds += [(title, metric, unit, sources) for title, metric, unit in BY_SOURCE]
     charts = []
     for title, metric, unit, named in kinds:

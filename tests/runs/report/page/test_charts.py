@@ -60,7 +60,7 @@ def test_phases_are_stacked_up_to_the_whole_step(tmp_path):
 def test_several_rewards_are_drawn_together_or_compared_one_by_one(tmp_path):
     metrics = {"reward/mean": [1.0], "reward/math/mean": [0.5], "reward/format/mean": [0.25]}
     runs = [write_run(tmp_path / name, metrics) for name in "ab"]
-    assert set(lines(draw(runs[0])["Single rewards, unweighted"])) == {"math", "format"}
+    assert set(lines(draw(runs[0])["Individual rewards, unweighted"])) == {"math", "format"}
     compared = draw(*runs, is_comparison=True)
     assert {"Reward math", "Reward format"} <= set(compared)
     assert [trace["meta"] for trace in compared["Reward math"]["traces"]] == [0, 1]
@@ -78,7 +78,7 @@ def test_sources_are_drawn_together_or_compared_one_by_one_and_are_no_rewards(tm
     }
     runs = [write_run(tmp_path / name, metrics) for name in "ab"]
     drawn = draw(runs[0])
-    assert "Single rewards, unweighted" not in drawn
+    assert "Individual rewards, unweighted" not in drawn
     assert lines(drawn["Reward by source"]) == {
         "open": ([1, 2], [0.1, 0.2]),
         "sums": ([1, 2], [0.3, 0.4]),
@@ -111,7 +111,7 @@ def test_stages_are_drawn_behind_each_other_where_both_have_the_metric(tmp_path)
 
 def test_names_cannot_be_read_as_html(tmp_path):
     metrics = {"reward/<a href=x>/mean": [1.0], "reward/b/mean": [1.0]}
-    drawn = draw(write_run(tmp_path / "run", metrics))["Single rewards, unweighted"]
+    drawn = draw(write_run(tmp_path / "run", metrics))["Individual rewards, unweighted"]
     assert "&lt;a href=x&gt;" in lines(drawn)
 
 
