@@ -211,7 +211,7 @@ class Policy(nn.Module):
         use_packing = use_packing and packs_match_padded(model, sharding)
         if refreshes_reference and self.lora is not None:
             self.reference_adapter = frozen_values(self.trainable_parameters())
-        self.causal_model = BodyAndHead(
+        self.body_and_head = BodyAndHead(
             model, use_packing=use_packing, compile=self.compile_forward, sharding=sharding
         )
 
@@ -290,15 +290,15 @@ class Policy(nn.Module):
         if self.reference_model is not None:
             yield BodyAndHead(
                 self.reference_model,
-                use_packing=self.causal_model.uses_packing,
+                use_packing=self.body_and_head.uses_packing,
                 sharding=self.sharding,
             )
         elif self.reference_adapter is None:
             with self.model.disable_adapter():
-                yield self.causal_model
+                yield self.body_and_head
         else:
             with swapped(self.trainable_parameters(), self.reference_adapter):
-                yield self.causal_model
+                yield self.body_and_head
 
     def refresh_reference(self, mix: float) -> None:
         """Move the reference towards the policy, to ``mix * policy + (1 - mix) * reference``."""

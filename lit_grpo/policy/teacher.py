@@ -152,17 +152,17 @@ class LocalTeacher(Teacher):
         self.loaded_from = ModelSource.of(self.path)
         check_body_and_head(model)
         use_packing = policy.packing and runs_packs(model) and packs_match_padded(model)
-        causal_model = BodyAndHead(model, use_packing=use_packing)
-        needed = policy.causal_model.vocab_size
-        if causal_model.vocab_size < needed:
+        body_and_head = BodyAndHead(model, use_packing=use_packing)
+        needed = policy.body_and_head.vocab_size
+        if body_and_head.vocab_size < needed:
             raise UserError(
                 f"the teacher must have logits for each of the policy's {needed} tokens, got "
-                f"{causal_model.vocab_size} (the policy may sample any of them). Set {_KEY} to a "
+                f"{body_and_head.vocab_size} (the policy may sample any of them). Set {_KEY} to a "
                 "model of the same family."
             )
         self._vocab_size = needed
-        self.uses_packing = causal_model.uses_packing
-        self.model, self.causal_model = model.requires_grad_(False), causal_model
+        self.uses_packing = body_and_head.uses_packing
+        self.model, self.body_and_head = model.requires_grad_(False), body_and_head
 
     def to(self, device: torch.device) -> None:
         self.model.to(device)
@@ -175,10 +175,10 @@ class LocalTeacher(Teacher):
     def read(self, batch: TokenBatch) -> list[Tensor]:
         temperature = self._temperature
         if self._top_k is None:
-            statistics = completion_statistics(self.causal_model, batch, temperature=temperature)
+            statistics = completion_statistics(self.body_and_head, batch, temperature=temperature)
             return [statistics.logprobs]
         found = top_tokens(
-            self.causal_model,
+            self.body_and_head,
             batch,
             self._top_k,
             vocab_size=self._vocab_size,

@@ -148,7 +148,7 @@ class BatchBuilder:
         mask = tokens.completion_mask & rollouts.valid.flatten()[:, None]
         rows = _rows(mask)  # overlong rows as well: they count in the group mean
         with self._events.stage("logprob", progress=self.progress):
-            old = self._statistics(self._policy.causal_model, tokens, rows).logprobs
+            old = self._statistics(self._policy.body_and_head, tokens, rows).logprobs
             with self._policy.reference() as reference:
                 ref = self._statistics(reference, tokens, rows).logprobs
         divergence = kl_in_reward(old, ref, mask, self._objective.kl)
@@ -167,7 +167,7 @@ class BatchBuilder:
         if not selects_tokens and not (is_compared and batch.old_logprobs is None):
             return batch
         rows = _rows(batch.loss_mask) if selects_tokens else rows_with_gradient(batch, objective)
-        old = self._statistics(self._policy.causal_model, batch, rows)
+        old = self._statistics(self._policy.body_and_head, batch, rows)
         batch = replace(batch, old_logprobs=old.logprobs)
         return select_tokens(batch, old.entropy, objective, seed)
 
@@ -193,7 +193,7 @@ class BatchBuilder:
         shape = batch.completion_ids.shape
         values = [torch.zeros(shape)]
         if top_k is not None:
-            top_k = min(top_k, self._policy.causal_model.vocab_size)
+            top_k = min(top_k, self._policy.body_and_head.vocab_size)
             values = [torch.zeros(*shape, top_k, dtype=torch.int32), torch.zeros(*shape, top_k)]
         failure: TeacherFailed | None = None
         rows = rows_with_gradient(batch, self._objective)

@@ -174,7 +174,7 @@ class SFTModule(EvaluatedModule):
         batch = self._collate(prompts)
         num_tokens = batch.completion_mask.sum()
         self._num_tokens += int(num_tokens)
-        logprobs, entropy = completion_statistics(self.policy.causal_model, batch)
+        logprobs, entropy = completion_statistics(self.policy.body_and_head, batch)
         num_tokens = num_tokens.to(logprobs.device, non_blocking=True)
         # DDP averages gradients over ranks: dividing by the mean number of tokens per rank gives
         # every token of the batch the same weight.

@@ -112,7 +112,7 @@ class PolicyUpdater:
         optimizer.zero_grad()
         rows = rows_with_gradient(minibatch, self.objective)
         max_tokens = self.config.max_tokens_per_micro_batch
-        packed = self.policy.causal_model.uses_packing
+        packed = self.policy.body_and_head.uses_packing
         parts = micro_batches(minibatch, rows, max_tokens, packed=packed)
         entropies = [torch.zeros((), device=self.module.device)]
         num_passes = self._num_passes(len(parts))
@@ -162,13 +162,13 @@ class PolicyUpdater:
         It joins in the reduction of the gradients over ranks and, if the policy is sharded, in
         every pass.
         """
-        if self.policy.causal_model.is_sharded:
+        if self.policy.body_and_head.is_sharded:
             num_micro_batches = max_over_ranks(num_micro_batches)
         return max(1, num_micro_batches)
 
     def _backward_nothing(self, minibatch: TrainBatch) -> None:
         """Make a pass that adds nothing to the gradient, because other ranks make one."""
-        logprobs, _ = completion_statistics(self.policy.causal_model, first_row(minibatch))
+        logprobs, _ = completion_statistics(self.policy.body_and_head, first_row(minibatch))
         self.module.manual_backward(0.0 * logprobs.sum())
 
     def _backward(self, micro_batch: TrainBatch, counts: TokenCounts, metrics: Metrics) -> Tensor:
@@ -178,7 +178,7 @@ class PolicyUpdater:
         self._num_micro_batches += 1
         with self.events.stage("micro_batch", number) as details:
             statistics, candidate_logprobs = candidate_statistics(
-                self.policy.causal_model,
+                self.policy.body_and_head,
                 micro_batch,
                 micro_batch.teacher_ids,
                 temperature=self.sampling.temperature,

@@ -183,7 +183,7 @@ def chunked_head(policy: Any, ids: torch.Tensor) -> None:
         completion_ids=completions,
         completion_mask=torch.ones_like(completions, dtype=torch.bool),
     )
-    completion_statistics(policy.causal_model, batch).logprobs.sum().backward()
+    completion_statistics(policy.body_and_head, batch).logprobs.sum().backward()
 
 
 def full_logits(policy: Any, ids: torch.Tensor) -> None:

@@ -45,7 +45,7 @@ class Computed:
 def check_equality(recorder: Recorder, device: Device, size: CheckSize) -> None:
     batch, policy = size.ragged_batch(), size.loaded_policy()
     with recorder.attempt("the model can be packed"):
-        recorder.state("the model can be packed", policy.causal_model.uses_packing)
+        recorder.state("the model can be packed", policy.body_and_head.uses_packing)
     with recorder.attempt("float32: this device against the CPU"):
         on_cpu = logprobs_of(policy, batch, packed=False, precision="32-true", device=None)
         policy.to(device.device)

@@ -129,7 +129,7 @@ def small_steps(recorder: Recorder, device: Device, size: CheckSize) -> None:
         module = train(device, size, observer, NUM_STEPS + len(contexts))
         if len(observer.steps) < NUM_STEPS:
             record()
-        packs = module.policy.causal_model.uses_packing
+        packs = module.policy.body_and_head.uses_packing
         recorder.state("the model that was loaded on the device runs packed", packs)
         with recorder.attempt("generation, profiled"):
             profile_generation(recorder, device, size, module.policy)

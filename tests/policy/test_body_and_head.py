@@ -32,7 +32,7 @@ from lit_grpo.types import UserError
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_pack_gives_the_logprobs_and_gradients_of_each_row_alone(name):
     policy = tiny_policy(architecture=ARCHITECTURES[name])
-    assert policy.causal_model.uses_packing
+    assert policy.body_and_head.uses_packing
     for seed in range(3):
         assert_same_as_alone(policy, some_batch(seed))
 
@@ -70,7 +70,7 @@ def test_packing_works_with_every_setting_of_the_policy(settings):
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_pack_in_bfloat16_is_as_close_as_bfloat16_allows(autocast):
     policy = tiny_policy(dtype="float32" if autocast else "bfloat16")
-    assert policy.causal_model.uses_packing
+    assert policy.body_and_head.uses_packing
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         assert_same_as_alone(policy, some_batch(), tolerance=0.05)
 
@@ -99,7 +99,7 @@ def test_generating_between_the_forward_and_backward_pass_of_a_pack_changes_noth
         )  # fmt: skip
         before = generate()
         policy.model.train()
-        logprobs, _ = completion_statistics(policy.causal_model, some_batch())
+        logprobs, _ = completion_statistics(policy.body_and_head, some_batch())
         if meanwhile:
             policy.model.eval()
             assert torch.equal(generate(), before)
@@ -139,7 +139,7 @@ def test_a_failure_that_says_nothing_about_packs_is_not_swallowed(monkeypatch):
     monkeypatch.setattr(BodyAndHead, "packed_hidden_states", fail)
     with pytest.raises(UserError, match="on the same device.*set model.policy.packing to false"):
         tiny_policy()
-    assert not tiny_policy(packing=False).causal_model.uses_packing
+    assert not tiny_policy(packing=False).body_and_head.uses_packing
 
 
 def test_a_model_that_cannot_run_packs_runs_padded_with_a_warning(caplog):
@@ -151,7 +151,7 @@ def test_a_model_that_cannot_run_packs_runs_padded_with_a_warning(caplog):
     ]
     assert "BloomForCausalLM" in record.getMessage()
     assert "attention" in record.getMessage()
-    assert not policy.causal_model.uses_packing
+    assert not policy.body_and_head.uses_packing
     assert_same_as_alone(policy, some_batch())
 
 
@@ -159,7 +159,7 @@ def test_a_compiled_body_runs_packs_of_fixed_layout(monkeypatch):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda body, dynamic: compiled.append(body) or body)
     policy = tiny_policy(compile=True)
-    assert policy.causal_model.is_compiled
+    assert policy.body_and_head.is_compiled
     assert len(compiled) == 1
     for seed in range(3):
         assert_same_as_alone(policy, some_batch(seed))
@@ -181,7 +181,7 @@ def test_batches_of_all_shapes_are_compiled_once(monkeypatch, backend, gradient_
     for seed in range(6):
         assert_same_as_alone(policy, some_batch(seed))
         with torch.no_grad():
-            completion_statistics(policy.causal_model, some_batch(seed))
+            completion_statistics(policy.body_and_head, some_batch(seed))
         counts.append(num_compilations())
     assert counts[1] > counts[0]
     assert counts[2:] == counts[2:3] * 5

@@ -71,7 +71,7 @@ def test_the_top_tokens_are_those_of_each_row_alone_and_have_its_logprobs(
 
 
 def test_of_a_small_vocabulary_all_tokens_are_the_top(policy, batch):
-    top = top_tokens(policy.causal_model, batch, 1000, vocab_size=policy.causal_model.vocab_size)
+    top = top_tokens(policy.body_and_head, batch, 1000, vocab_size=policy.body_and_head.vocab_size)
     total = top.logprobs.exp().sum(-1)[batch.completion_mask]
     torch.testing.assert_close(total, torch.ones_like(total))
 
@@ -79,7 +79,7 @@ def test_of_a_small_vocabulary_all_tokens_are_the_top(policy, batch):
 def test_the_gradient_of_other_tokens_is_that_of_the_whole_model_in_chunks_without_logits(
     policy, batch
 ):
-    model, saved = policy.causal_model, []
+    model, saved = policy.body_and_head, []
     candidates = torch.arange(3).expand(*batch.completion_ids.shape, 3)
     weights = torch.tensor([1.0, -2.0, 0.5])
     policy.zero_grad()
@@ -104,10 +104,10 @@ def test_chunks_do_not_change_the_gradient(policy, batch):
     for chunk_tokens in (2, 1000):
         policy.zero_grad()
         logprobs, entropy = completion_statistics(
-            policy.causal_model,
+            policy.body_and_head,
             batch,
             entropy_gradient=True,
-            chunk_logits=chunk_tokens * policy.causal_model.vocab_size,
+            chunk_logits=chunk_tokens * policy.body_and_head.vocab_size,
         )
         (logprobs.sum() - 0.5 * entropy.sum()).backward()
         gradients.append([p.grad.clone() for p in policy.trainable_parameters()])
@@ -116,8 +116,8 @@ def test_chunks_do_not_change_the_gradient(policy, batch):
 
 
 def test_the_entropy_carries_a_gradient_only_on_request(policy, batch):
-    assert not completion_statistics(policy.causal_model, batch).entropy.requires_grad
-    requested = completion_statistics(policy.causal_model, batch, entropy_gradient=True)
+    assert not completion_statistics(policy.body_and_head, batch).entropy.requires_grad
+    requested = completion_statistics(policy.body_and_head, batch, entropy_gradient=True)
     assert requested.entropy.requires_grad
 
 

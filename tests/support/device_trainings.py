@@ -113,7 +113,7 @@ def compare(name: str, device: Device, *, replays: bool = False) -> dict[str, An
         "difference": difference(module, expected),
         "learned": difference(module, start),
         "sampler_difference": max(one["sampler/logprob_difference_max"] for one in metrics),
-        "uses_packing": module.policy.causal_model.uses_packing,
+        "uses_packing": module.policy.body_and_head.uses_packing,
     }
 
 

@@ -47,7 +47,7 @@ def gradients(policy, logprobs, batch) -> list[torch.Tensor]:
 
 def assert_same_as_alone(policy, batch, tolerance: float = 1e-5) -> None:
     """Compare logprobs, entropies and gradients of a batch with those of each row alone."""
-    ours = completion_statistics(policy.causal_model, batch)
+    ours = completion_statistics(policy.body_and_head, batch)
     rows = [unbatched_logprobs(policy.model, batch, row) for row in range(batch.num_rows)]
     expected = [torch.cat(column) for column in zip(*rows, strict=True)]
     for got, plain in zip(ours, expected, strict=True):

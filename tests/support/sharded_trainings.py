@@ -264,7 +264,7 @@ def write_later(seen: Seen) -> None:
 
 def num_micro_batches(module: GRPOModule, batch: Any) -> int:
     rows = rows_with_gradient(batch, module.objective)
-    packed = module.policy.causal_model.uses_packing
+    packed = module.policy.body_and_head.uses_packing
     return len(micro_batches(batch, rows, TOKEN_BUDGET, packed=packed))
 
 

@@ -85,7 +85,7 @@ def loss_by_hand(policy, teacher, batch, term):
 def test_the_update_is_the_gradient_of_the_divergence_from_the_teacher(teacher_path, packing, term):
     module = distil(teacher_path, term, policy={"packing": packing})
     (output,) = fit(module)
-    assert module.teacher.causal_model.uses_packing == packing
+    assert module.teacher.body_and_head.uses_packing == packing
     start, before = start_policy(), start_weights()
     loss = loss_by_hand(start.model, module.teacher.model, output["batch"], term)
     loss.backward()

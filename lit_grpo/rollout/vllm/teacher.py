@@ -108,7 +108,7 @@ class VLLMTeacher(Teacher):
                 "they report the logprobs of a given text at temperature 1 only; a teacher by its "
                 "path, model.teacher.path, has any temperature",
             )
-        self._vocab_size = policy.causal_model.vocab_size
+        self._vocab_size = policy.body_and_head.vocab_size
         self._top_k = None if top_k is None else min(top_k, self._vocab_size)
         api_key = choose_key(self.api_key_variable, is_launched=False, key=_KEY)
         self._loop = EventLoopThread("teacher")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.utilities import rank_zero_only
 from torch.optim import Optimizer
 
 from lit_grpo.training.optimizer.fused_steps import place_counts
 from lit_grpo.types.saved_state import saved_state
+
+log = logging.getLogger(__name__)
 
 
 def configured_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -53,9 +58,18 @@ def apply_settings(
     (optimizer,) = trainer.optimizers
     schedule: Any = trainer.lr_scheduler_configs[0].scheduler
     schedule.base_lrs = [settings["initial_lr"] for settings in configured]
+    saved_rate = optimizer.param_groups[0]["lr"]
     for group, settings, before, factor in zip(
         optimizer.param_groups, configured, earlier, schedule.lr_lambdas, strict=True
     ):
         changed = {k: v for k, v in settings.items() if k not in before or before[k] != v}
         group.update(changed, lr=settings["initial_lr"] * factor(schedule.last_epoch))
+    rate = optimizer.param_groups[0]["lr"]
+    has_same_peak = configured[0]["initial_lr"] == earlier[0].get("initial_lr")
+    if has_same_peak and not math.isclose(rate, saved_rate, rel_tol=1e-6):
+        rank_zero_only(log.info)(
+            "the learning rate goes on at %.3g, not %.3g: its schedule has changed, as by another "
+            "max_steps",
+            *(rate, saved_rate),
+        )
     place_counts(optimizer)

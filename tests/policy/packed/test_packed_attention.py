@@ -35,7 +35,7 @@ def merges(monkeypatch):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_model_gives_the_logprobs_and_gradients_of_each_row_alone(merges, name):
     policy = tiny_policy(architecture=ARCHITECTURES[name])
-    assert policy.causal_model.uses_packing
+    assert policy.body_and_head.uses_packing
     for seed in range(3):
         assert_same_as_alone(policy, some_batch(seed))
     assert bool(merges) is (name not in CAPPED)

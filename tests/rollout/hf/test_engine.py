@@ -65,7 +65,7 @@ def test_sampler_logprobs_match_teacher_forced_ones(architecture):
         valid=torch.ones(3, 4, dtype=torch.bool),
     )
     batch = train_batch(rollouts)
-    logprobs, _ = completion_statistics(policy.causal_model, batch, temperature=0.7)
+    logprobs, _ = completion_statistics(policy.body_and_head, batch, temperature=0.7)
     assert (logprobs - batch.sampler_logprobs).abs().max() < 1e-4
 
 

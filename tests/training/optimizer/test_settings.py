@@ -1,5 +1,6 @@
 """A resumed optimizer has the settings of the config, and keeps what it has set itself."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -96,3 +97,14 @@ def test_a_resumed_optimizer_keeps_its_own_state_and_takes_new_settings(tmp_path
 
     assert settings(0.25, max_steps=2) == (2, 0.25)
     assert settings(0.5, max_steps=3, ckpt_path=tmp_path / "last.ckpt") == (3, 0.5)
+
+
+@pytest.mark.parametrize("max_steps", [4, 8])
+def test_a_schedule_that_a_longer_run_changes_is_logged_with_the_rate(max_steps, tmp_path, caplog):
+    caplog.set_level("INFO")
+    for steps, resume in ((4, {}), (max_steps, {"ckpt_path": tmp_path / "step_000002.ckpt"})):
+        trainer = make_trainer(Checkpoints(dirpath=str(tmp_path), every_n_steps=2), max_steps=steps)
+        module = make_module(optimizer=partial(torch.optim.SGD, lr=1.0), lr_schedule="cosine")
+        trainer.fit(module, PromptLoader(PROMPTS, 4), weights_only=True, **resume)
+    rates = "goes on at 0.854, not 0.5: its schedule has changed, as by another max_steps"
+    assert (f"the learning rate {rates}" in caplog.messages) == (max_steps == 8)
