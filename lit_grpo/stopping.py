@@ -126,8 +126,9 @@ def exit_code_of_error(error: BaseException) -> int:
     return next(found, ExitCode.CRASHED)
 
 
-_COMMAND = re.compile(r"lit-grpo ([\w-]+) RUN\b")
+_COMMAND = re.compile(r"lit-grpo (?P<name>[\w-]+) RUN\b(?P<option> --export DIR)?")
 _IN_PYTHON = {
+    "checkpoints --export DIR": "lit_grpo.export_checkpoint",
     "rewards": "call it on a few completions",
     "fit": 'trainer.fit(…, ckpt_path="last")',
 }
@@ -149,8 +150,11 @@ def for_this_run(trainer: L.Trainer, text: str) -> str:
     has_config = (run_dir / "config.yaml").exists()
 
     def named(command: re.Match[str]) -> str:
-        in_python = None if has_config else _IN_PYTHON.get(command[1])
-        return in_python or f"lit-grpo {command[1]} {shlex.quote(shown_path(run_dir))}"
+        option = command["option"] or ""
+        in_python = None if has_config else _IN_PYTHON.get(f"{command['name']}{option}")
+        return in_python or (
+            f"lit-grpo {command['name']} {shlex.quote(shown_path(run_dir))}{option}"
+        )
 
     text = _COMMAND.sub(named, text)
     text = text if logs_run(trainer) else text.replace(ROWS_ARE_KEPT, "")

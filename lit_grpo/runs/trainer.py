@@ -231,7 +231,8 @@ class Trainer(L.Trainer):
         """
         _check_arguments("validate", model, datamodule)
         settings["ckpt_path"] = self._find(settings.get("ckpt_path"), is_evaluated=True)
-        return super().validate(model, datamodule=datamodule, **settings)
+        with keeping_interrupts():
+            return super().validate(model, datamodule=datamodule, **settings)
 
     def test(  # type: ignore[override]
         self, model: L.LightningModule, datamodule: L.LightningDataModule, **settings: Any
@@ -239,7 +240,8 @@ class Trainer(L.Trainer):
         """Evaluate on the test prompts, like ``validate`` on the validation prompts."""
         _check_arguments("test", model, datamodule)
         settings["ckpt_path"] = self._find(settings.get("ckpt_path"), is_evaluated=True)
-        return super().test(model, datamodule=datamodule, **settings)
+        with keeping_interrupts():
+            return super().test(model, datamodule=datamodule, **settings)
 
     def predict(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: a policy is evaluated by ``validate`` and ``test``.

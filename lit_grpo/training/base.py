@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
 from math import ceil
 from os import PathLike
 from pathlib import Path
@@ -62,6 +63,9 @@ log = logging.getLogger(__name__)
 class PolicyModule(L.LightningModule):
     """Hold a policy, its engine and its optimizer. Arguments are as in ``GRPOModule``."""
 
+    _settings: ClassVar[frozenset[str]]
+    """Names of the constructor's arguments."""
+
     def __init__(
         self,
         policy: PolicyOrPath,
@@ -117,6 +121,26 @@ class PolicyModule(L.LightningModule):
     def forward(self, function: Callable[[], T]) -> T:
         """Call a function; a strategy that wraps the module provides its weights meanwhile."""
         return function()
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        ours = [one for one in cls.__mro__ if one.__module__.startswith("lit_grpo.")]
+        cls._settings = frozenset(name for one in ours for name in signature(one).parameters)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, unless it is a setting, of which parts of the module were made.
+
+        Raises:
+            UserError: it is a setting.
+        """
+        is_set = name in vars(self) or name in vars(self).get("_modules", ())
+        if is_set and name in self._settings:
+            kind = type(self).__name__
+            raise UserError(
+                f"{name} of a {kind} cannot be changed once it is made (parts of it would keep the "
+                f"old value). Make a new one: {kind}(…, {name}=…)."
+            )
+        super().__setattr__(name, value)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -123,8 +123,11 @@ def unfit_signature(
         signature.bind(*arguments)
     except TypeError:
         return signature
-    taken = zip(signature.parameters, arguments, strict=False)
-    is_swapped = any(name != argument and name in arguments for name, argument in taken)
+    named, called = (
+        [one.rstrip("s") for one in names] for names in (signature.parameters, arguments)
+    )
+    taken = zip(named, called, strict=False)  # a parameter called completions is the completion
+    is_swapped = any(name != argument and name in called for name, argument in taken)
     return signature if is_swapped else None
 
 

@@ -100,6 +100,13 @@ class Swapped(Reward):
         return float(len(completion.text))
 
 
+class OfColumns(Reward):
+    """It would score the prompt, too."""
+
+    def score(self, completions, answer):
+        return float(len(completions.text))
+
+
 class NamedOnly(Reward):
     def score_group(self, prompt, *, completions):
         return [1.0]
@@ -130,6 +137,7 @@ class TakesAll(Reward):
             Swapped(),
             r"Swapped.score must take self, prompt, .*got score\(self, completion, ",
         ),
+        (OfColumns(), r"self, prompt, completion, got score\(self, completions, answer\)"),
         (NamedOnly(), r"NamedOnly.score_group must take self, prompt, completions, got"),
         (ChecksNothing(), r"ChecksNothing.check must take self, prompts, got check\(self\)"),
     ],

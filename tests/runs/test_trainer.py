@@ -105,6 +105,19 @@ def test_an_interrupt_is_raised_and_does_not_end_the_process(tmp_path):
     assert resumed.stop_reason is None
 
 
+@pytest.mark.parametrize("call", ["validate", "test"])
+def test_an_interrupt_of_an_evaluation_is_raised_too(call, tmp_path, ctrl_c):
+    class Interrupted(ShareOfLowBytes):
+        def score(self, prompt, completion):
+            signal.raise_signal(signal.SIGINT)
+            return 1.0
+
+    module = make_module(evaluation=Evaluation(accuracy=Interrupted()))
+    with pytest.raises(KeyboardInterrupt):
+        data = AdditionData(1, train_size=4, validation_size=2, prompts_per_step=2)
+        getattr(quiet_trainer(tmp_path), call)(module, data)
+
+
 @pytest.mark.parametrize("call", ["fit", "validate", "test"])
 def test_a_checkpoint_is_named_by_a_text_or_a_path(tmp_path, call):
     trainer = Trainer(tmp_path, max_steps=1)

@@ -180,8 +180,7 @@ def loss_difference(preset: Traversable, device: Device) -> float:
 
 
 def evaluate(device: Device, **options: Any) -> dict[str, float]:
-    module = make_module()
-    module.evaluation = Evaluation(num_samples=2)
+    module = make_module(evaluation=Evaluation(num_samples=2))
     with device.usable():
         trainer = make_trainer(**device.trainer_options, **options)
         (metrics,) = trainer.validate(module, PromptLoader(PROMPTS, 4, training=False))

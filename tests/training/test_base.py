@@ -38,8 +38,7 @@ def test_a_schedule_of_a_run_without_steps_has_no_length():
 
 
 def test_an_accuracy_for_a_source_that_the_data_does_not_have_is_refused():
-    module = make_module()
-    module.evaluation = Evaluation(accuracy=MathReward(only_sources=["sumz"]))
+    module = make_module(evaluation=Evaluation(accuracy=MathReward(only_sources=["sumz"])))
     with pytest.raises(UserError, match="only_sources must be sources .*got 'sumz'"):
         fit(module)
 
@@ -141,3 +140,14 @@ def test_settings_that_an_optimizer_refuses_are_the_users():
         UserError, match=r"are all of its settings numbers\?\). Set model.optimizer"
     ):
         fit(module)
+
+
+def test_a_setting_cannot_be_changed_once_the_module_is_made():
+    module = make_module()
+    for name, value in (("group_size", 8), ("rewards", []), ("policy", None), ("seed", 1)):
+        with pytest.raises(
+            UserError, match=rf"^{name} of a GRPOModule cannot be changed.*{name}=…"
+        ):
+            setattr(module, name, value)
+    module.allow_changes = True  # which is no setting
+    assert module.group_size == 4

@@ -185,8 +185,8 @@ def test_an_evaluation_without_scores_logs_nan_instead_of_the_last_accuracy():
         def on_validation_end(self, trainer, pl_module):
             self.values.append(float(trainer.callback_metrics["val/accuracy"]))
 
-    module = make_module()
-    module.evaluation = Evaluation(accuracy=DownLater(weight=0.5), before_training=False)
+    evaluation = Evaluation(accuracy=DownLater(weight=0.5), before_training=False)
+    module = make_module(evaluation=evaluation)
     accuracy = RecordAccuracy()
     fit_and_evaluate(module, accuracy)
     assert accuracy.values[0] == 1.0  # the weight makes no difference

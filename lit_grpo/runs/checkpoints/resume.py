@@ -89,8 +89,9 @@ def _checked(name: str) -> str:
         what = "a directory" if Path(name).is_dir() else "no checkpoint"
         raise UserError(
             f"{name} is {what}: ckpt_path must be a checkpoint, such as "
-            "runs/my/0/checkpoints/last.ckpt. To go on with a run use lit-grpo fit runs/my/0; to "
-            "start from a model set model.policy.path; for data set data.train."
+            "runs/my/0/checkpoints/last.ckpt. To go on with a run use lit-grpo fit runs/my/0, or "
+            "in Python ckpt_path='last'; to start from a model set model.policy.path; for data set "
+            "data.train."
         )
     if Path(name).exists() and (why := why_unusable(Path(name), reads_all=True)):
         raise UserError(

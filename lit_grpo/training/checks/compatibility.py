@@ -13,7 +13,7 @@ from lit_grpo.data import TrainingLoader
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy import Policy, Teacher
 from lit_grpo.rollout import RolloutEngine, Sampling
-from lit_grpo.stopping import has_step_limit
+from lit_grpo.stopping import for_this_run, has_step_limit
 from lit_grpo.types import Prompt, UserError, check_range, setting_error
 
 log = logging.getLogger(__name__)
@@ -250,11 +250,12 @@ def check_completions_fit(positions: int | None, sampling: Sampling) -> None:
 def log_if_endless(trainer: L.Trainer) -> None:
     """Log how a run ends that has no last step and no time limit."""
     if is_endless(trainer):
-        log.info(
+        advice = (
             "the run has no last step: Ctrl-C ends it, without final/ (lit-grpo checkpoints RUN "
             "--export DIR writes a model then). For a last step set trainer.max_steps (optimizer "
             "steps) or trainer.max_epochs."
         )
+        log.info("%s", for_this_run(trainer, advice))
 
 
 def is_endless(trainer: L.Trainer) -> bool:

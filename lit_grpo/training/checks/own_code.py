@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from types import CodeType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 from zlib import crc32
 
 from lit_grpo.rewards import FunctionReward, ProcessReward, Reward
 from lit_grpo.types.functions import defined_at, undecorated
+from lit_grpo.types.plain import is_plain
 
 NOT_USERS = ("lit_grpo", "builtins", "abc", "typing")
 
@@ -54,8 +55,33 @@ def _users_source(named: Any) -> str:
         return ""
     try:
         return inspect.getsource(named)
-    except (OSError, TypeError, SyntaxError):  # a class of a notebook, or not written in Python
-        return ""
+    except (OSError, TypeError, SyntaxError):  # typed in, a class of a notebook, or no Python
+        return _without_source(named)
+
+
+def _without_source(named: Any) -> str:
+    """Return what a function does as text, or what the functions and values of a class are."""
+    if not isinstance(named, type):
+        function = inspect.unwrap(named)
+        return _compiled(function.__code__) if isinstance(function, FunctionType) else ""
+    parts = [(name, one) for name, one in vars(named).items() if not name.startswith("__")]
+    return "".join(
+        f"{name}: {_constant(one) if is_plain(one) else _without_source(one)}\n"
+        for name, one in [*parts, ("__init__", vars(named).get("__init__"))]
+        if is_plain(one) or isinstance(one, FunctionType)
+    )
+
+
+def _compiled(code: CodeType) -> str:
+    """Return the instructions of a function as text, without where it is written."""
+    constants = [*map(_constant, code.co_consts)]
+    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
+
+
+def _constant(value: object) -> str:
+    if isinstance(value, CodeType):
+        return _compiled(value)
+    return repr(sorted(value, key=repr) if isinstance(value, frozenset) else value)
 
 
 def _lambda_source(code: CodeType) -> str:

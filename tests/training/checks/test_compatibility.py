@@ -75,11 +75,13 @@ def test_only_what_can_help_is_advised_for_long_prompts(lengths, remedy):
 )
 def test_a_run_that_only_the_user_ends_says_how(max_steps, max_epochs, callbacks, says, caplog):
     caplog.set_level("INFO")
-    trainer = SimpleNamespace(max_steps=max_steps, max_epochs=max_epochs, callbacks=callbacks)
+    settings = {"max_steps": max_steps, "max_epochs": max_epochs, "callbacks": callbacks}
+    trainer = SimpleNamespace(default_root_dir="runs/my", logs_run=True, **settings)
     log_if_endless(trainer)
     shown = " ".join(caplog.messages)
     assert shown.startswith("the run has no last step: Ctrl-C ends it, without final/") == says
     assert ("set trainer.max_steps" in shown) == says
+    assert ("(lit_grpo.export_checkpoint writes a model then)" in shown) == says  # in Python
 
 
 @pytest.mark.parametrize("has_validation", [False, True])

@@ -152,3 +152,23 @@ def test_partials_do_not_count_and_what_has_no_source_is_not_compared():
         return scale * inputs
 
     assert describe_function_code(partial(loss, scale=2.0)) == describe_function_code(loss)
+
+
+def typed_in(before: str = "", after: str = ""):
+    """Return what is known of the function and the class where they have no file."""
+    namespace = {"__name__": "__main__"}
+    exec(FILE.replace(before, after) if before else FILE, namespace)
+    words = namespace["Words"]()
+    return describe_reward_code(FunctionReward(namespace["brevity"])), describe_reward_code(words)
+
+
+def test_code_that_is_typed_in_is_known_by_what_it_does():
+    brevity, words = typed_in()
+    assert None not in (brevity, words)
+    assert typed_in("\ndef helper", "\n\n\ndef helper") == (brevity, words)
+    assert typed_in("len(text)", "0") == (brevity, words)
+    other, same = typed_in("-len(one)", "1 - len(one)")
+    assert (other != brevity, same == words) == (True, True)
+    for change in (("split()", "strip()"), ("factor = 1.0", "factor = 2.0")):
+        same, other = typed_in(*change)
+        assert (same == brevity, other != words) == (True, True)
