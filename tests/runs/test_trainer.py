@@ -113,8 +113,8 @@ def test_an_interrupt_of_an_evaluation_is_raised_too(call, tmp_path, ctrl_c):
             return 1.0
 
     module = make_module(evaluation=Evaluation(accuracy=Interrupted()))
+    data = AdditionData(1, train_size=4, validation_size=2, prompts_per_step=2)
     with pytest.raises(KeyboardInterrupt):
-        data = AdditionData(1, train_size=4, validation_size=2, prompts_per_step=2)
         getattr(quiet_trainer(tmp_path), call)(module, data)
 
 
