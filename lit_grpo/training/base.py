@@ -134,7 +134,7 @@ class PolicyModule(L.LightningModule):
             UserError: it is a setting.
         """
         is_set = name in vars(self) or name in vars(self).get("_modules", ())
-        if is_set and name in self._settings:
+        if is_set and name in self._settings and getattr(self, name) is not value:
             kind = type(self).__name__
             raise UserError(
                 f"{name} of a {kind} cannot be changed once it is made (parts of it would keep the "

@@ -150,4 +150,5 @@ def test_a_setting_cannot_be_changed_once_the_module_is_made():
         ):
             setattr(module, name, value)
     module.allow_changes = True  # which is no setting
+    module.group_size = module.group_size  # as a subclass may do
     assert module.group_size == 4
