@@ -282,7 +282,8 @@ def how_it_ended(trainer: L.Trainer) -> str:
 def warnings_at_end(trainer: L.Trainer) -> list[str]:
     """Return what callbacks with a ``warning_at_end`` say; nothing of a run that was stopped."""
     callbacks = [] if get_stop_reason(trainer) else trainer.callbacks  # type: ignore[attr-defined]
-    return [*filter(None, (getattr(one, "warning_at_end", "") for one in callbacks))]
+    found = filter(None, (getattr(one, "warning_at_end", "") for one in callbacks))
+    return [for_this_run(trainer, one) for one in found]
 
 
 def _how_it_was_done(trainer: L.Trainer) -> str:

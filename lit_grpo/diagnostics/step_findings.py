@@ -206,12 +206,18 @@ def describe_truncated(fraction: float) -> str:
 def _never_matched(rollouts: RolloutBatch) -> str:
     group = rollouts.groups[0]
     names = ", ".join(repr(name) for name in group.scores) or "none"
-    gold = "" if group.prompt.answer is None else f", whose answer is {group.prompt.answer!r},"
+    given = group.prompt.given_answer
+    answer = group.prompt.answer if given is None else given
+    gold = "" if answer is None else f", whose answer is {answer!r},"
+    as_number = ""
+    if isinstance(given, int | float):
+        kind = type(given).__name__
+        as_number = f" A function gets this answer as {kind}, which equals no text."
     return (
         f"The rewards ({names}) ran without errors and gave 0: no completion has the format or "
         f"answer that they look for. Prompt {group.prompt.id!r}{gold} was completed with "
-        f"{shorten(group.completions[0].text)!r}. Read some rows of completions/; then run "
-        "lit-grpo sft first, or make the reward and the prompt ask for the same format."
+        f"{shorten(group.completions[0].text)!r}.{as_number} Read some rows of completions/; then "
+        "run lit-grpo sft first, or make the reward and the prompt ask for the same format."
     )
 
 

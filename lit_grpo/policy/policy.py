@@ -333,7 +333,15 @@ class Policy(nn.Module):
         Args:
             is_writer: Whether this rank writes. If the policy is sharded, the others must call it,
                 too, and only take part in gathering.
+
+        Raises:
+            UserError: the weights are not loaded.
         """
+        if self.model is None:
+            raise UserError(
+                "the policy has no weights yet: a run loads them at its start, and "
+                "policy.load(with_reference=False) before one."
+            )
         if self.sharding.is_sharded or is_writer:
             self._save_weights(directory, is_writer)
         if is_writer:

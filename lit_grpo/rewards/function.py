@@ -251,7 +251,7 @@ def _about_completions(prompt: Prompt, error: str) -> str:
         is_meant = error.startswith("string indices must be integers")
         texts = "Each completion is a text here, as the prompt is. With data.chat: true both are"
         return f"{texts} conversations, as in TRL." if is_meant else ""
-    is_meant = bool(re.search(r"'(list|dict)' object has no|expected string .*got 'list'", error))
+    is_meant = bool(re.search(r"'(list|dict)' object has no|(not|got) 'list'", error))
     turns = "Each completion is a conversation here, as the prompt is: its text is"
     return f'{turns} completion[0]["content"].' if is_meant else ""
 
@@ -289,6 +289,8 @@ def as_reward(reward: object, key: str = "each of model.rewards") -> Reward:
         instead = ""
         if isinstance(reward, str):
             instead = " Give an object of the class, or FunctionReward('my_reward.py:function')."
+        elif isinstance(reward, tuple) and reward and isinstance(reward[0], Reward):
+            instead = f" For a weight, give {type(reward[0]).__name__}(..., weight=...)."
         elif isinstance(reward, tuple) and reward and callable(reward[0]):
             weighted = f"FunctionReward({_default_name(reward[0])}, weight=...)"
             instead = f" For a weight, give {weighted}, of lit_grpo.rewards."

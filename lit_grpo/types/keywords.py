@@ -101,6 +101,8 @@ def _in_program(key: str, owner: str, known: Sequence[str]) -> str:
     Args:
         owner: Name of the class that was given the keyword, whose own settings are ``known``.
     """
+    if key.startswith("model.optimizer"):
+        key = "model.optimizer.lr"
     if key in IN_PROGRAMS:
         return IN_PROGRAMS[key]
     sections = key.split(" ")[0].split(".")

@@ -115,7 +115,7 @@ ARGUMENTS = {
     "--model.rewards '[{class_path: my.py:Mine}]'": "got my.py:Mine. Write my.Mine.",
     "--model.rewards MathRewrd": "got MathRewrd. Did you mean '[MathReward]'?",
     "--model.lr 1e-4": "model.lr: no such key. Did you mean model.optimizer.lr?",
-    "--model.weight_decay 0": "no such key. Did you mean model.optimizer.weight_decay?",
+    "--model.weight_decay 0": "no such key. Set model.optimizer.weight_decay.",
     "--model.rank 8": "model.rank: no such key. Did you mean model.policy.lora.rank?",
     "--train_size 8": "train_size: no such key. Did you mean data.train_size?",
     "--model.optimizer.lr -1e-4": "optimizer.lr must be a positive number, got -0.0001. Set model.",
@@ -186,6 +186,7 @@ ARGUMENTS = {
     "--model.optimizer=AdamW --model.optimizer.lrr=1": (
         "model.optimizer: AdamW.lrr: no such key. Did you mean lr?"
     ),
+    "--model.policy.lora=true": "expected the keys of LoRA, got true. Write {} for its defaults.",
     "--model.optimizer=AdamWW": "model.optimizer: no class is called AdamWW. Did you mean AdamW?",
     "--data=AditionData": "data: no class is called AditionData. Did you mean AdditionData?",
     "--data.num_digitz=1": "data: AdditionData.num_digitz: no such key. Did you mean num_digits?",

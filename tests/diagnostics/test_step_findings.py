@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from toy_rollouts import failed, rollouts
 
@@ -39,6 +41,16 @@ def test_groups_whose_weights_are_too_old_are_the_cause_of_a_missing_signal():
 def test_rewards_of_zero_come_with_the_likely_cause():
     _, cause = no_signal(rollouts([[0.0, 0.0]]))
     assert "no completion has the format or answer that they look for" in cause
+
+
+def test_an_answer_that_is_a_number_is_no_text_for_a_function():
+    batch = rollouts([[0.0, 0.0]])
+    (group,) = batch.groups
+    prompt = replace(group.prompt, answer="2", given_answer=2)
+    _, cause = no_signal(replace(batch, groups=(replace(group, prompt=prompt),)))
+    assert "whose answer is 2," in cause
+    assert "A function gets this answer as int, which equals no text." in cause
+    assert "as int" not in no_signal(batch)[1]
 
 
 def test_a_long_failure_is_cut_in_the_middle_since_it_begins_with_what_and_ends_with_why():

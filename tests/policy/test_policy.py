@@ -38,6 +38,11 @@ def test_a_saved_model_loads_in_transformers_and_as_a_policy(tmp_path):
     )
 
 
+def test_a_policy_without_weights_cannot_be_saved(tmp_path):
+    with pytest.raises(UserError, match="has no weights yet: a run loads them at its start"):
+        Policy(architecture=LLAMA).save_pretrained(tmp_path)
+
+
 def test_lora_trains_only_the_adapter_and_the_reference_is_the_base():
     policy = tiny_policy(lora=LoRA(rank=4), with_reference=True)
     base = logits(policy.model)

@@ -475,3 +475,8 @@ def test_what_can_be_a_reward_in_python():
 def test_a_function_with_its_weight_is_told_how_to_give_it():
     with pytest.raises(ValueError, match=r"give FunctionReward\(accuracy, weight=\.\.\.\)"):
         as_reward((accuracy, 0.5))
+
+
+def test_a_reward_with_its_weight_is_told_where_the_weight_goes():
+    with pytest.raises(ValueError, match=r"For a weight, give MathReward\(\.\.\., weight=\.\.\.\)"):
+        as_reward((MathReward(), 0.5))

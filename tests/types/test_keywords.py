@@ -26,6 +26,8 @@ ADAMW = "Set optimizer, such as functools.partial(torch.optim.AdamW, lr=1e-5, we
         ("loss_type", "Set objective.aggregation (or objective.surrogate) of GRPOModule."),
         ("lr", ADAMW),
         ("learning_rate", ADAMW),
+        ("adam_beta1", ADAMW),
+        ("warmup_ratio", "Set warmup_steps (a number of optimizer steps) of GRPOModule."),
         ("train_dataset", "Set train of PromptData."),
         ("num_train_epochs", "Set max_epochs of Trainer."),
         ("output_dir", "Set run_dir of Trainer."),

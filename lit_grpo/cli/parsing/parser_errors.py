@@ -203,6 +203,8 @@ def explain_unknown_class(parser: Any, key: str, match: re.Match[str]) -> str:
             f"{key}: expected the keys patience and action of a rule, got {name}; an action is one "
             f"of {', '.join(get_args(Action))}, as in {{truncated: {{action: stop}}}}.{hint}"
         )
+    if name in ("true", "yes", "on") and len(known) == 1:
+        return f"{key}: expected the keys of {known[0]}, got {name}. Write {{}} for its defaults."
     few = f" Known: {', '.join(known)}." if len(known) <= 20 else ""
     if not re.fullmatch(r"[A-Za-z_][\w.]*", name):
         rule = f"the keys of {known[0]}" if len(known) == 1 else "a class"

@@ -7,6 +7,7 @@ import io
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,9 @@ def _read_csv(path: Path) -> _Numbered:
         _typed([cells[place] for cells in rows], f"{path}: column {name!r}")
         for place, name in enumerate(header)
     ]
+    is_number = [any(isinstance(one, int | float) for one in values) for values in columns]
+    if names := ", ".join(compress(header, is_number)):
+        log.info("%s: read as numbers, and given to rewards as such: %s", path, names)
     values = zip(*columns, strict=True)
     return enumerate((dict(zip(header, row, strict=True)) for row in values), start=1)
 

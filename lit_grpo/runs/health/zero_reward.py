@@ -97,7 +97,10 @@ class ZeroRewardBreaker(Callback):
         else:
             which = "the last" if self._shares else "any of the"
             steps = f"{which} {self.streak} rollout steps"
-        return f"No reward was earned in {steps}. {CAUSES[self._cause].remedies[0]}"
+        advice = CAUSES[self._cause].remedies[0]
+        if self._cause == "no_reward" and self._shares:
+            advice = how_it_began(self._shares)
+        return f"No reward was earned in {steps}. {advice}"
 
     @property
     def _cause(self) -> str:

@@ -64,10 +64,10 @@ def held_out_notes(runs: Sequence[Run]) -> list[str]:
                 "accuracies before and after."
             )
     if len(groups) > 1:
-        of_runs = ", ".join(f"of {' and '.join(labels)}" for labels in groups.values())
+        of_runs = " and those of ".join(map(" and ".join, groups.values()))
         notes.append(
-            f"The accuracies {of_runs} were measured on different held-out prompts: do not compare "
-            "them."
+            f"The accuracies of {of_runs} were measured on different held-out prompts: do not "
+            "compare them."
         )
     return notes
 

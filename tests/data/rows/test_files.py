@@ -96,6 +96,7 @@ def test_a_csv_column_of_numbers_is_read_as_such_if_no_digit_is_lost(tmp_path, c
         f"column 'zip' {text} 020 {change}",
         f"column 'price' {text} 1.50 {change}",
         f"column 'long' {text} {'1' * 19} {change}",
+        "read as numbers, and given to rewards as such: whole, decimal",
     ]
 
 

@@ -243,6 +243,8 @@ def test_the_end_says_that_no_step_or_none_of_the_last_had_a_reward(batches, wha
     trainer = run(ZeroRewardBreaker(alert_after=2, stop_after=9), batches)
     assert (f"No reward was earned {what}." in how_it_ended(trainer)) == bool(what)
     assert warnings_at_end(trainer) or not what
+    has_fallen = what == "in the last 2 rollout steps"
+    assert ("a fall to nothing" in how_it_ended(trainer)) == has_fallen
 
 
 def test_a_module_without_rollouts_is_not_stopped():

@@ -57,8 +57,8 @@ def test_stages_with_different_held_out_prompts_have_no_arrow(tmp_path, capsys, 
     lines = reported(capsys, sft, grpo)
     assert line in lines
     note = (
-        "The accuracies of sft/0, of grpo/0 were measured on different held-out prompts: do not "
-        "compare them."
+        "The accuracies of sft/0 and those of grpo/0 were measured on different held-out prompts: "
+        "do not compare them."
     )
     page = grpo / "report.html"
     is_mixed = sets == "ab"
@@ -89,7 +89,7 @@ def test_sources_of_a_mixture_that_the_accuracy_leaves_out_are_named(tmp_path, c
 def test_compared_runs_are_grouped_by_their_held_out_prompts(tmp_path, capsys):
     sets = {"my/0": "a", "my/1": "b", "my/2": "a"}
     runs = [make_run(tmp_path / name, (0, one)) for name, one in sets.items()]
-    note = "The accuracies of my/0 and my/2, of my/1 were measured on different held-out prompts"
+    note = "The accuracies of my/0 and my/2 and those of my/1 were measured on different held-out"
     assert any(line.startswith(note) for line in reported(capsys, *runs))
     assert accuracy_title(runs[-1] / "comparison-1.html") == ", different prompts"
 
