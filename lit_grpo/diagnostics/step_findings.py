@@ -212,7 +212,7 @@ def _never_matched(rollouts: RolloutBatch) -> str:
     as_number = ""
     if isinstance(given, int | float):
         kind = type(given).__name__
-        as_number = f" A function gets this answer as {kind}, which equals no text."
+        as_number = f" A reward function gets this answer as {kind}, which never equals a text."
     return (
         f"The rewards ({names}) ran without errors and gave 0: no completion has the format or "
         f"answer that they look for. Prompt {group.prompt.id!r}{gold} was completed with "

@@ -48,8 +48,17 @@ def refuse_peft_config(lora: object) -> None:
         for name, value in renamed.items()
         if value is not None
     )
-    got = "a dict of peft's" if isinstance(lora, Mapping) else "a LoraConfig of peft"
+    is_dict = isinstance(lora, Mapping)
+    got = "a dict of peft's" if is_dict else "a LoraConfig of peft"
+    usual = {} if is_dict else vars(type(lora)())
+    others = [
+        name
+        for name, value in given.items()
+        if name not in (*_OF_PEFT, *_OF_PEFT.values()) and value != usual.get(name)
+    ]
     fix = f"write LoRA({arguments}), of lit_grpo.policy"
+    if others:
+        fix += f", which has no {list_some(others, 4)}"
     raise setting_error("model.policy.lora", "of type LoRA or None", got, fix)
 
 

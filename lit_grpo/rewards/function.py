@@ -251,7 +251,7 @@ def _about_completions(prompt: Prompt, error: str) -> str:
         is_meant = error.startswith("string indices must be integers")
         texts = "Each completion is a text here, as the prompt is. With data.chat: true both are"
         return f"{texts} conversations, as in TRL." if is_meant else ""
-    is_meant = bool(re.search(r"'(list|dict)' object has no|(not|got) 'list'", error))
+    is_meant = bool(re.search(r"'(list|dict)' object has no|(not|got) \W?list", error))
     turns = "Each completion is a conversation here, as the prompt is: its text is"
     return f'{turns} completion[0]["content"].' if is_meant else ""
 
@@ -289,12 +289,10 @@ def as_reward(reward: object, key: str = "each of model.rewards") -> Reward:
         instead = ""
         if isinstance(reward, str):
             instead = " Give an object of the class, or FunctionReward('my_reward.py:function')."
-        elif isinstance(reward, tuple) and reward and isinstance(reward[0], Reward):
-            instead = f" For a weight, give {type(reward[0]).__name__}(..., weight=...)."
-        elif isinstance(reward, tuple) and reward and callable(reward[0]):
-            weighted = f"FunctionReward({_default_name(reward[0])}, weight=...)"
-            instead = f" For a weight, give {weighted}, of lit_grpo.rewards."
-        elif isinstance(reward, list | tuple | Real):
+        elif isinstance(reward, tuple):
+            weighted = "MathReward(weight=0.5) or FunctionReward(my_function, weight=0.5)"
+            instead = f" A weight is a setting of the reward: {weighted}."
+        elif isinstance(reward, list | Real):
             instead = " Give the function itself, without calling it."
         elif hasattr(reward, "score"):
             instead = f" Let {type(reward).__name__} subclass lit_grpo.Reward."

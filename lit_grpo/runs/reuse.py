@@ -66,10 +66,10 @@ def refuse_trained(model: L.LightningModule, given: Iterable[Callback | Logger])
             )
         if getattr(one, "has_trained", False):
             raise UserError(
-                f"this {what} was trained before, by a lightning.Trainer, and a new run would "
-                f"start from those weights instead of its policy's. Make a new {kind} for each "
-                "run. To start from the result, write it with policy.save_pretrained(directory), "
-                "and use Policy(directory)."
+                f"this {what} was trained before, by a lightning.Trainer or with fast_dev_run, and "
+                f"a new run would start from those weights instead of its policy's. Make a new "
+                f"{kind} for each run. To start from the result, write it with "
+                "policy.save_pretrained(directory), and use Policy(directory)."
             )
     for one in filter(_keeps_state, given):
         if getattr(one, _HAS_TRAINED, False):

@@ -54,7 +54,7 @@ from lit_grpo.types import (
 )
 from lit_grpo.types.errors import keeping_interrupts
 from lit_grpo.types.keywords import refuse_unknown
-from lit_grpo.types.paths import at_home, check_named
+from lit_grpo.types.paths import at_home, check_run_dir
 from lit_grpo.types.plain import described
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Trainer(L.Trainer):
         check_intervals(
             settings.get("val_check_interval"), settings.get("check_val_every_n_epoch", 1)
         )
-        check_named(run_dir)
+        check_run_dir(run_dir)
         self.run_dir = Path(at_home(run_dir)).absolute()  # a notebook may change directories
         if self.run_dir.is_file():
             raise setting_error("run_dir", "a directory", run_dir, "it is a file")
@@ -187,12 +187,11 @@ class Trainer(L.Trainer):
         allow_changes: bool,
     ) -> None:
         _check_arguments("fit", model, datamodule)
+        if ckpt_path is None and self.global_rank == 0:
+            refuse_used(self.run_dir, RESUME_CALL)
+        ckpt_path = self._find(ckpt_path)
         if ckpt_path is None:
             refuse_trained(model, self._given)
-            if self.global_rank == 0:
-                refuse_used(self.run_dir, RESUME_CALL)
-        else:
-            ckpt_path = self._find(ckpt_path)
         if ckpt_path is not None:
             refuse_unfit(
                 ckpt_path,
@@ -213,7 +212,7 @@ class Trainer(L.Trainer):
                 super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
         finally:
             vars(self).update(set_by_stop)  # a stop has set them to 0
-            if self.global_step:
+            if self.global_step and not self.fast_dev_run:  # type: ignore[attr-defined]
                 mark_as_trained(model, self._given, self.run_dir)
             model.close()  # type: ignore[operator]
 

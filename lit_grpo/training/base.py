@@ -60,10 +60,14 @@ from lit_grpo.types import UserError, check_range, check_type, check_value
 log = logging.getLogger(__name__)
 
 
+def _is_same(one: object, other: object) -> bool:
+    return one is other or (isinstance(one, int | float | str) and one == other)
+
+
 class PolicyModule(L.LightningModule):
     """Hold a policy, its engine and its optimizer. Arguments are as in ``GRPOModule``."""
 
-    _settings: ClassVar[frozenset[str]]
+    _settings: ClassVar[frozenset[str]] = frozenset()
     """Names of the constructor's arguments."""
 
     def __init__(
@@ -128,17 +132,17 @@ class PolicyModule(L.LightningModule):
         cls._settings = frozenset(name for one in ours for name in signature(one).parameters)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, unless it is a setting, of which parts of the module were made.
+        """Set an attribute, unless it is a setting, which parts of the module were built from.
 
         Raises:
-            UserError: it is a setting.
+            UserError: it is a setting, and has another value.
         """
         is_set = name in vars(self) or name in vars(self).get("_modules", ())
-        if is_set and name in self._settings and getattr(self, name) is not value:
-            kind = type(self).__name__
+        if is_set and name in self._settings and not _is_same(getattr(self, name), value):
             raise UserError(
-                f"{name} of a {kind} cannot be changed once it is made (parts of it would keep the "
-                f"old value). Make a new one: {kind}(…, {name}=…)."
+                f"{name} of a {type(self).__name__} cannot be changed once it is made (parts of it "
+                "may have been built from it). Pass it to the constructor; in a subclass, to "
+                "super().__init__."
             )
         super().__setattr__(name, value)
 

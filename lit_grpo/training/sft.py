@@ -204,7 +204,7 @@ class SFTModule(EvaluatedModule):
         else:
             is_list = isinstance(prompt.given_answer, list)
             text = first_of(prompt.given_answer) if is_list else prompt.answer
-        if isinstance(text, int | float):
+        if isinstance(text, int | float) and not isinstance(text, bool) and text == text:  # no NaN
             text = to_text(text)
         if not isinstance(text, str) or not text:
             place = "gold answer" if column is None else f"text in column {column!r}"

@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any
 
 from lit_grpo.stopping import exit_code_of_error, is_of_signal
-from lit_grpo.types.functions import defined_at
+from lit_grpo.types.functions import defined_at, users_line
 
 STEPS = ("training_step", "validation_step", "test_step")
 LIBRARIES = ("lit_grpo.", "lightning.", "torch.")
@@ -51,7 +51,7 @@ def _guarded(hook: Callable[..., Any], name: str, is_users: bool) -> Callable[..
                 "with one, call lit_grpo.stopping.stop_run; for an error, raise an exception."
             ) from error
         except Exception as error:
-            if is_users:
+            if is_users and users_line(error) and not hasattr(error, "__notes__"):
                 error.add_note(_about(name, error, arguments))
             raise
 
@@ -61,9 +61,9 @@ def _guarded(hook: Callable[..., Any], name: str, is_users: bool) -> Callable[..
 
 def _about(name: str, error: Exception, arguments: tuple[Any, ...]) -> str:
     """Return what is said below the traceback of a hook of the user's."""
-    said = f"The hook {name} raised this."
-    dicts = [one for one in arguments if isinstance(one, dict)]
-    if isinstance(error, KeyError) and dicts and error.args and error.args[0] not in dicts[0]:
-        keys = ", ".join(map(repr, dicts[0]))
+    said = f"Raised in the hook {name}."
+    outputs = next((one for one in arguments if isinstance(one, dict)), None)
+    if isinstance(error, KeyError) and outputs and error.args[0] not in [*outputs]:
+        keys = ", ".join(map(repr, outputs))
         said += f" The dict that it was given has the keys {keys}."
     return said

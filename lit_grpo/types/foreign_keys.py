@@ -94,7 +94,8 @@ KEYS = {
     "vllm_server_base_url": "urls of VLLMServerEngine",
     "fsdp": "trainer.strategy",
     "deepspeed": "trainer.strategy",
-    "gradient_accumulation_steps": "model.update.max_tokens_per_micro_batch",
+    "gradient_accumulation_steps": "model.update.max_tokens_per_micro_batch (for sft "
+    "trainer.accumulate_grad_batches)",
     "processing_class": "model.policy.tokenizer (the path of one, if it is not the model's own)",
     "bf16": "trainer.precision (bf16-mixed)",
     "fp16": "trainer.precision (bf16-mixed)",

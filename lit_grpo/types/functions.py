@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import inspect
 import json
 import os
@@ -42,8 +41,8 @@ def carried_settings(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the plain values that a callable was made with, by their names.
 
     They are the arguments of a ``functools.partial``, the variables that a function has from the
-    one around it or reads from its module, and the public attributes of an object. Other values are
-    left out; of one that is long there is a checksum.
+    one around it, and the public attributes of an object. Other values are left out; a long one is
+    replaced by a checksum.
     """
     return {name: _shortened(value) for name, value in _carried(function) if is_plain(value)}
 
@@ -61,7 +60,6 @@ def _carried(function: Any) -> Iterator[tuple[str, Any]]:
         yield from _carried(function.__func__)
         yield from _public_attributes(function.__self__)
     elif isinstance(function, FunctionType):
-        yield from _read_from_module(function)
         yield from _closed_over(function)
         yield from _public_attributes(function)
     else:
@@ -75,22 +73,6 @@ def _closed_over(function: FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in cells:
         with suppress(ValueError):  # a variable that has no value yet
             yield name, cell.cell_contents
-
-
-def _read_from_module(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the module's variables that a function reads and does not write, such as a counter."""
-    codes, read, written = [function.__code__], dict[str, None](), set[str]()
-    while codes:
-        code = codes.pop()
-        codes += [one for one in code.co_consts if isinstance(one, CodeType)]  # such as of a list
-        for step in dis.get_instructions(code):
-            if step.opname == "LOAD_GLOBAL":
-                read[step.argval] = None
-            elif step.opname == "STORE_GLOBAL":
-                written.add(step.argval)
-    found = function.__globals__
-    names = (name for name in read if name not in written and not name.startswith("__"))
-    yield from ((name, found[name]) for name in names if name in found)
 
 
 def _public_attributes(owner: Any) -> Iterator[tuple[str, Any]]:

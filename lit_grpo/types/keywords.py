@@ -42,7 +42,7 @@ IN_PROGRAMS = {
     "ckpt_path": "ckpt_path of Trainer.fit",
 }
 """Name of a config setting -> what to set in a program, if it is more than the name of a class."""
-OF_ROLLOUTS = ("rewards", "group_size", "engine", "objective", "advantage", "update", "outage")
+OF_ROLLOUTS = ("rewards", "group_size", "objective", "advantage", "update", "outage")
 """Settings of GRPOModule that SFTModule, which imitates answers, does not have."""
 A_MODEL = "path to the directory into which save_pretrained of the model has written it"
 
@@ -83,7 +83,7 @@ def refuse_unknown(
             continue
         if (owner, name) == ("Policy", "model"):
             hint = f" Set {A_MODEL}."
-        elif owner == "SFTModule" and NAMES.get(name, name).removeprefix("model.") in OF_ROLLOUTS:
+        elif owner == "SFTModule" and _section(NAMES.get(name, name)) in OF_ROLLOUTS:
             hint = " Completions are sampled and scored by GRPOModule; SFTModule imitates answers."
         elif name in NAMES:
             hint = f" Set {_in_program(NAMES[name], owner, known)}."
@@ -93,6 +93,10 @@ def refuse_unknown(
             hint = did_you_mean(name, known, similarity=0.8)
         hint = hint or " For settings of other trainers see docs/guides/migrate.md."
         raise UserError(f"{name}: {owner} has no such setting.{hint}")
+
+
+def _section(key: str) -> str:
+    return key.removeprefix("model.").split(".")[0].split(" ")[0]
 
 
 def _in_program(key: str, owner: str, known: Sequence[str]) -> str:

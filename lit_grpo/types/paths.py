@@ -13,7 +13,7 @@ from pathlib import Path
 from lit_grpo.types.errors import UserError
 
 
-def check_named(run_dir: object) -> None:
+def check_run_dir(run_dir: object) -> None:
     """Check that the directory of a run has a name: an empty string means the working directory.
 
     Raises:

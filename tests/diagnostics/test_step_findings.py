@@ -49,7 +49,7 @@ def test_an_answer_that_is_a_number_is_no_text_for_a_function():
     prompt = replace(group.prompt, answer="2", given_answer=2)
     _, cause = no_signal(replace(batch, groups=(replace(group, prompt=prompt),)))
     assert "whose answer is 2," in cause
-    assert "A function gets this answer as int, which equals no text." in cause
+    assert "A reward function gets this answer as int, which never equals a text." in cause
     assert "as int" not in no_signal(batch)[1]
 
 

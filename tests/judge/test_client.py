@@ -450,7 +450,7 @@ def test_an_outage_at_the_start_is_logged(server, caplog):
     assert "back at noon" in caplog.text
 
 
-def test_an_unreadable_answer_at_the_start_says_what_is_for_source_for(server, caplog):
+def test_an_unreadable_answer_at_the_start_says_what_was_asked_for(server, caplog):
     server.script(writes('{"score": 3}'))
     with caplog.at_level(logging.WARNING):
         check_access(server.judge(limits={"num_retries": 0}))

@@ -31,18 +31,19 @@ def test_the_config_of_a_model_is_no_path():
         ({"r": 8}, "a dict of peft's", "rank=8"),
         ({"rank": 4, "lora_alpha": 16}, "a dict of peft's", "rank=4, alpha=16"),
         (
-            LoraConfig(r=8, target_modules=["v_proj", "q_proj"]),
+            LoraConfig(r=8, target_modules=["v_proj", "q_proj"], lora_dropout=0.1),
             "a LoraConfig of peft",
             "rank=8, alpha=8, target_modules=['q_proj', 'v_proj']",
         ),
     ],
 )
 def test_the_settings_of_an_adapter_under_the_names_of_peft_are_translated(given, got, arguments):
+    left_out = "" if isinstance(given, dict) else ", which has no lora_dropout"
     with pytest.raises(UserError) as raised:
         Policy("base", lora=given)
     assert str(raised.value) == (
         f"policy.lora must be of type LoRA or None, got {got} (write LoRA({arguments}), of "
-        "lit_grpo.policy). Set model.policy.lora."
+        f"lit_grpo.policy{left_out}). Set model.policy.lora."
     )
 
 

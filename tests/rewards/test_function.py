@@ -472,11 +472,7 @@ def test_what_can_be_a_reward_in_python():
         as_reward("MathReward")
 
 
-def test_a_function_with_its_weight_is_told_how_to_give_it():
-    with pytest.raises(ValueError, match=r"give FunctionReward\(accuracy, weight=\.\.\.\)"):
-        as_reward((accuracy, 0.5))
-
-
-def test_a_reward_with_its_weight_is_told_where_the_weight_goes():
-    with pytest.raises(ValueError, match=r"For a weight, give MathReward\(\.\.\., weight=\.\.\.\)"):
-        as_reward((MathReward(), 0.5))
+@pytest.mark.parametrize("reward", [MathReward(), MathReward, accuracy])
+def test_a_reward_with_its_weight_is_told_where_the_weight_goes(reward):
+    with pytest.raises(ValueError, match=r"FunctionReward\(my_function, weight=0\.5\)\.$"):
+        as_reward((reward, 0.5))

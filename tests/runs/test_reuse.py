@@ -155,8 +155,11 @@ def test_what_another_trainer_has_trained_starts_no_run(what, tmp_path):
     settings = {"accelerator": "cpu", "enable_progress_bar": False, "max_steps": 1}
     L.Trainer(**settings, logger=False, enable_checkpointing=False).fit(first, data)
     module = first if what == "module" else SFTModule(policy, sampling=Sampling(max_tokens=4))
-    with pytest.raises(UserError, match=rf"^this {what} was trained before, by a lightning\."):
-        Trainer(tmp_path / "run", **settings).fit(module, data)
+    with pytest.raises(
+        UserError,
+        match=rf"^this {what} was trained before, by a lightning\.Trainer or with fast_dev_run",
+    ):
+        Trainer(tmp_path / "run", **settings).fit(module, data, ckpt_path="auto")
     assert not (tmp_path / "run").exists()
     policy.save_pretrained(tmp_path / "trained")
     begun = SFTModule(Policy(str(tmp_path / "trained")), sampling=Sampling(max_tokens=4))

@@ -145,10 +145,9 @@ def test_settings_that_an_optimizer_refuses_are_the_users():
 def test_a_setting_cannot_be_changed_once_the_module_is_made():
     module = make_module()
     for name, value in (("group_size", 8), ("rewards", []), ("policy", None), ("seed", 1)):
-        with pytest.raises(
-            UserError, match=rf"^{name} of a GRPOModule cannot be changed.*{name}=…"
-        ):
+        said = rf"^{name} of a GRPOModule cannot be changed once it is made .* to the constructor"
+        with pytest.raises(UserError, match=said):
             setattr(module, name, value)
     module.allow_changes = True  # which is no setting
-    module.group_size = module.group_size  # as a subclass may do
+    module.group_size = int("4")  # as a subclass may do
     assert module.group_size == 4

@@ -53,11 +53,11 @@ def test_an_error_of_a_hook_is_raised_with_the_hook_and_the_keys_that_there_are(
     with pytest.raises(KeyError) as caught:
         fit_and_evaluate(make_module(), callback)
     (note,) = caught.value.__notes__
-    assert note.startswith("The hook Mine.on_train_batch_end raised this. The dict that it was ")
+    assert note.startswith("Raised in the hook Mine.on_train_batch_end. The dict that it was ")
     assert "'metrics'" in note
     with pytest.raises(OSError, match="no disk") as caught:
         fit_and_evaluate(make_module(), raising("on_validation_end", OSError("no disk")))
-    assert caught.value.__notes__ == ["The hook Mine.on_validation_end raised this."]
+    assert caught.value.__notes__ == ["Raised in the hook Mine.on_validation_end."]
 
 
 def test_a_signal_that_comes_within_a_hook_passes():

@@ -79,15 +79,6 @@ class Settled:
         return self.scale
 
 
-RATE, KEYWORDS, calls = 0.5, ["sea"], 0
-
-
-def reads_its_module(prompt, completion):
-    global calls
-    calls += 1
-    return [RATE * completion.count(word) for word in KEYWORDS] and __name__
-
-
 @dataclass(frozen=True, slots=True)
 class Slotted:
     scale: float = 0.5
@@ -111,7 +102,6 @@ class Slotted:
         (Settled(0.5).score, {"scale": 0.5}),
         (partial(Settled(0.5), prompt=""), {"function": "Settled", "scale": 0.5, "prompt": ""}),
         (Slotted(), {"scale": 0.5}),
-        (reads_its_module, {"RATE": 0.5, "KEYWORDS": ["sea"]}),
     ],
 )
 def test_a_function_carries_plain_values(function, settings):

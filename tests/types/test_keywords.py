@@ -57,11 +57,10 @@ def test_a_warm_up_refuses_them_too():
     for name, instead in (
         ("model", "policy of SFTModule"),
         ("max_completion_length", "sampling.max_tokens of SFTModule"),
-        ("beta", "objective.kl.coef of GRPOModule"),
     ):
         with pytest.raises(UserError, match=rf"Set {instead}\.$"):
             SFTModule("model", **{name: 1})
-    for name in ("rewards", "num_generations"):
+    for name in ("rewards", "num_generations", "beta"):
         with pytest.raises(UserError, match=f"^{name}: .* sampled and scored by GRPOModule; SFTM"):
             SFTModule("model", **{name: 1})
 

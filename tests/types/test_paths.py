@@ -11,7 +11,7 @@ from lit_grpo.callbacks import Checkpoints
 from lit_grpo.policy import LocalTeacher
 from lit_grpo.rewards import ScorerReward
 from lit_grpo.types import UserError
-from lit_grpo.types.paths import at_home, check_named, refuse_unreadable, shown_path
+from lit_grpo.types.paths import at_home, check_run_dir, refuse_unreadable, shown_path
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +91,7 @@ def test_what_the_user_may_not_read_is_refused_as_such(public):
 
 
 def test_an_empty_text_is_no_directory_of_a_run():
-    check_named("runs")
-    check_named(None)
+    check_run_dir("runs")
+    check_run_dir(None)
     with pytest.raises(UserError, match="run_dir must be a directory, got an empty string"):
-        check_named("")
+        check_run_dir("")

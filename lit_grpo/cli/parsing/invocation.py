@@ -18,7 +18,7 @@ from lit_grpo.cli.parsing.config_files import find_config, read_config
 from lit_grpo.cli.parsing.merging import combined_arguments
 from lit_grpo.runs.files.config import argument as value_at
 from lit_grpo.types import UserError
-from lit_grpo.types.paths import at_home, check_named
+from lit_grpo.types.paths import at_home, check_run_dir
 
 NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|-inf", re.IGNORECASE)
 """Argparse takes one with an exponent for an option, unless a = stands before it."""
@@ -66,7 +66,7 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
     _check_presets([path.stem for path in paths if path.parent == BUNDLED / "presets"])
     configs = [read_config(path) for path in paths]
     given = last_value("run_dir", configs, others)
-    check_named(given)
+    check_run_dir(given)
     run_dir = at_home(given) if isinstance(given, str) else given
     others += [f"--run_dir={run_dir}"] if run_dir != given else []
     others += _without_architecture(configs, others)

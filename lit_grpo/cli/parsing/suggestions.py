@@ -31,7 +31,7 @@ def suggest_key(parser: Any, key: str) -> str:
     name, known = key.rsplit(".", 1)[-1], keys(parser)
     if name == "learning_rate" and "lr" in known:  # of an optimizer
         return " Did you mean lr?"
-    if name in foreign_keys.KEYS:
+    if name in foreign_keys.KEYS and not foreign_keys.KEYS[name].endswith(f".{name}"):
         return f" Set {foreign_keys.KEYS[name]}."
     if "trainer.max_steps" in known:  # of a whole config
         section, _, rest = key.partition(".")

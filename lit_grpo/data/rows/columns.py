@@ -37,8 +37,6 @@ def prompt_value(row: Row, mapping: Mapping[str, str]) -> str | list[Any]:
     value = find(row, name)
     if value is MISSING:
         raise missing_column(row, "prompt", name)
-    if isinstance(value, int | float) and row.source.endswith(".csv"):
-        return str(value)  # the cell, which its reader took for a number
     is_plain = isinstance(value, list) and not any(isinstance(one, Mapping) for one in value)
     if is_null(value) or not isinstance(value, str | list) or is_plain:
         got = "nothing" if is_null(value) else shown_value(value)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +18,6 @@ if TYPE_CHECKING:
 
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _MAX_CELL_CHARACTERS = 2**31 - 1
-_NUMBER = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
-_MAX_DIGITS = 18  # more may not fit in an int64
-
-log = logging.getLogger(__name__)
 
 _Numbered = Iterator[tuple[int, dict[str, Any]]]
 
@@ -64,47 +58,13 @@ def _read_csv(path: Path) -> _Numbered:
     try:
         header = next(lines, [])
         _check_header(header, path)
-        rows: list[list[str]] = []
-        for cells in filter(None, lines):
-            _check_cells(cells, header, f"{path}, row {len(rows) + 1} (line {lines.line_num})")
-            rows.append(cells)
+        for number, cells in enumerate(filter(None, lines), start=1):
+            _check_cells(cells, header, f"{path}, row {number} (line {lines.line_num})")
+            yield number, {k: cell or None for k, cell in zip(header, cells, strict=True)}
     except csv.Error as error:
         raise UserError(
             f"{path}, line {lines.line_num} is not csv: {error}. Close or double its quotes."
         ) from error
-    columns = [
-        _typed([cells[place] for cells in rows], f"{path}: column {name!r}")
-        for place, name in enumerate(header)
-    ]
-    is_number = [any(isinstance(one, int | float) for one in values) for values in columns]
-    if names := ", ".join(compress(header, is_number)):
-        log.info("%s: read as numbers, and given to rewards as such: %s", path, names)
-    values = zip(*columns, strict=True)
-    return enumerate((dict(zip(header, row, strict=True)) for row in values), start=1)
-
-
-def _typed(cells: Sequence[str], what: str) -> list[Any]:
-    """Return the values of a column: None for an empty cell, and text or numbers.
-
-    A column becomes numbers only if each cell survives the way through ``int`` or ``float`` and
-    back unchanged: one with ``020`` or ``1.50`` stays text.
-    """
-    filled = [cell for cell in cells if cell]
-    for kind in (int, float):
-        if filled and all(_writes(kind, cell) for cell in filled):
-            return [kind(cell) if cell else None for cell in cells]
-    if filled and all(_NUMBER.fullmatch(cell) for cell in filled):
-        other = next(cell for cell in filled if not _writes(float, cell))
-        log.info("%s is read as text, because %s would change if read as a number", what, other)
-    return [cell or None for cell in cells]
-
-
-def _writes(kind: type[int] | type[float], cell: str) -> bool:
-    """Return whether a cell is a number as Python writes it; whole ones are of both types."""
-    is_whole = "." not in cell
-    if not _NUMBER.fullmatch(cell) or len(cell) > _MAX_DIGITS or (kind is int and not is_whole):
-        return False
-    return cell == str(int(cell) if is_whole else float(cell))
 
 
 def _decode(path: Path) -> str:

@@ -54,8 +54,7 @@ def failed_filter(columns: Mapping[str, Any], where: Mapping[str, Any]) -> str |
         columns: The columns of the row.
         where: By column ``[lowest, highest]``, of which either may be None, a value, or a list of
             values. None in the data passes no range. A text is compared as the number, or the truth
-            value, that it writes if the filter has only such, and a number as its text if the
-            filter has only texts.
+            value, that it writes if the filter has only such: every value of CSV is a text.
     """
     for name, allowed in where.items():
         if (derived := _DERIVED.get(name)) and name not in columns:
@@ -95,12 +94,10 @@ def columns_of(where: Mapping[str, Any]) -> set[str]:
 
 
 def _as_wanted(value: Any, allowed: Any) -> Any:
-    listed = allowed if isinstance(allowed, list) else [allowed]
-    wanted = [one for one in listed if one is not None]
-    if isinstance(value, int | float) and wanted and all(isinstance(one, str) for one in wanted):
-        return str(value)
     if not isinstance(value, str):
         return value
+    listed = allowed if isinstance(allowed, list) else [allowed]
+    wanted = [one for one in listed if one is not None]
     if not all(isinstance(one, Real) for one in wanted):
         return value
     if all(isinstance(one, bool) for one in wanted):
@@ -135,7 +132,8 @@ def _prompt_characters(columns: Mapping[str, Any]) -> int:
 def _length(name: str) -> Callable[[Mapping[str, Any]], int | None]:
     def of(columns: Mapping[str, Any]) -> int | None:
         value = columns.get(name)
-        return None if value is None else len(value)
+        is_number = isinstance(value, int | float)
+        return None if value is None else len(str(value) if is_number else value)
 
     return of
 

@@ -5,14 +5,20 @@ Every row records its source. Values, including nested ones, are plain Python ob
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_only
+
 from lit_grpo.data.rows.files import READERS
 from lit_grpo.data.rows.hf_datasets import open_dataset
 from lit_grpo.types import UserError
+
+log = logging.getLogger(__name__)
 
 _CONVERTED = {
     ".tsv": ("read_csv", r"sep='\t', "),
@@ -43,8 +49,8 @@ def read_rows(source: str) -> list[Row]:
     """Read all rows of a .jsonl, .parquet or .csv file, a dataset directory or a Hub dataset.
 
     A dataset is written ``id``, ``id:split`` or ``id:subset:split``, where ``id`` is a directory
-    (of data files, or written by ``save_to_disk``) or an id on the Hub. A column of a csv
-    file has numbers if that changes no cell, else text; an empty cell is None.
+    (of data files, or written by ``save_to_disk``) or an id on the Hub. Cells of a csv file are
+    text as written; an empty cell is None.
 
     Raises:
         UserError: the source does not exist, is empty, or has a row that cannot be read.
@@ -90,10 +96,31 @@ def _read_file(source: str, path: Path) -> list[Row]:
         )
     if not path.is_file():
         raise _missing(source, path)
-    return [
+    rows = [
         Row(source=source, number=number, id=f"{path.stem}:{number}", columns=columns)
         for number, columns in READERS[path.suffix](path)
     ]
+    if path.suffix == ".csv":
+        _log_texts_of_numbers(source, rows)
+    return rows
+
+
+@rank_zero_only
+def _log_texts_of_numbers(source: str, rows: Sequence[Row]) -> None:
+    """Log which columns of a csv file have numbers, which are text."""
+    names = rows[0].columns if rows else ()
+    cells = {name: [one for row in rows if (one := row.columns[name])] for name in names}
+    numbers = [name for name, found in cells.items() if found and all(map(_is_number, found))]
+    if numbers:
+        log.info(
+            "%s: the cells of a csv file are text, also in %s: a reward function gets %r, and "
+            "converts it to calculate or compare with numbers",
+            *(source, ", ".join(numbers), cells[numbers[0]][0]),
+        )
+
+
+def _is_number(cell: str) -> bool:
+    return re.fullmatch(r"-?\d+(\.\d+)?", cell, re.ASCII) is not None
 
 
 def _read_dataset(source: str) -> list[Row]:

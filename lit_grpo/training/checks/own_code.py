@@ -62,13 +62,17 @@ def _users_source(named: Any) -> str:
 def _without_source(named: Any) -> str:
     """Return what a function does as text, or what the functions and values of a class are."""
     if not isinstance(named, type):
-        function = inspect.unwrap(named)
-        return _compiled(function.__code__) if isinstance(function, FunctionType) else ""
-    parts = [(name, one) for name, one in vars(named).items() if not name.startswith("__")]
+        function = inspect.unwrap(getattr(named, "fget", None) or getattr(named, "__func__", named))
+        if not isinstance(function, FunctionType):
+            return ""
+        given = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        return f"{_compiled(function.__code__)} {[one for one in given if is_plain(one)]}"
+    parts = {name: one for name, one in vars(named).items() if not name.startswith("__")}
+    parts["__init__"] = vars(named).get("__init__")
     return "".join(
         f"{name}: {_constant(one) if is_plain(one) else _without_source(one)}\n"
-        for name, one in [*parts, ("__init__", vars(named).get("__init__"))]
-        if is_plain(one) or isinstance(one, FunctionType)
+        for name, one in parts.items()
+        if not isinstance(one, type)
     )
 
 

@@ -66,7 +66,8 @@ def apply_settings(
         group.update(changed, lr=settings["initial_lr"] * factor(schedule.last_epoch))
     rate = optimizer.param_groups[0]["lr"]
     has_same_peak = configured[0]["initial_lr"] == earlier[0].get("initial_lr")
-    if has_same_peak and not math.isclose(rate, saved_rate, rel_tol=1e-6):
+    is_same_optimizer = configured is not earlier  # else its state was dropped
+    if is_same_optimizer and has_same_peak and not math.isclose(rate, saved_rate, rel_tol=1e-6):
         rank_zero_only(log.info)(
             "the learning rate goes on at %.3g, not %.3g: its schedule has changed, as by another "
             "max_steps",

@@ -83,3 +83,7 @@ def test_a_filter_whose_column_no_row_has_is_named_with_the_columns_that_there_a
         "no row has the column 'levle'; they have prompt, level. Did you mean level?"
     )
     assert absent_column({"level.of": 2, "gold_range": 3}, rows) is None
+
+
+def test_the_characters_of_an_answer_that_is_a_number_are_counted():
+    assert failed_filter({"answer": 122}, {"answer_characters": [3, 3]}) is None

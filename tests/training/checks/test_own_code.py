@@ -169,6 +169,10 @@ def test_code_that_is_typed_in_is_known_by_what_it_does():
     assert typed_in("len(text)", "0") == (brevity, words)
     other, same = typed_in("-len(one)", "1 - len(one)")
     assert (other != brevity, same == words) == (True, True)
+    assert typed_in("completions, **", "completions, scale=1.0, **")[0] not in (
+        brevity,
+        typed_in("completions, **", "completions, scale=2.0, **")[0],
+    )
     for change in (("split()", "strip()"), ("factor = 1.0", "factor = 2.0")):
         same, other = typed_in(*change)
         assert (same == brevity, other != words) == (True, True)

@@ -108,3 +108,16 @@ def test_a_schedule_that_a_longer_run_changes_is_logged_with_the_rate(max_steps,
         trainer.fit(module, PromptLoader(PROMPTS, 4), weights_only=True, **resume)
     rates = "goes on at 0.854, not 0.5: its schedule has changed, as by another max_steps"
     assert (f"the learning rate {rates}" in caplog.messages) == (max_steps == 8)
+
+
+def test_a_rate_of_another_optimizer_is_not_compared(caplog):
+    caplog.set_level("INFO")
+    optimizer = make_optimizer(lr=0.1)
+    trainer = trainer_of(optimizer, num_steps=2)
+    optimizer.param_groups[0]["lr"] = 0.1  # its state, the step count too, was dropped
+    same = configured(lr=0.1)
+    apply_settings(trainer, same, same)
+    assert caplog.messages == []
+    optimizer.param_groups[0]["lr"] = 0.1
+    apply_settings(trainer, same, configured(lr=0.1))
+    assert "the learning rate goes on at 0.025, not 0.1" in caplog.text
