@@ -65,7 +65,7 @@ from lit_grpo.types import Outcome, RewardTable
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 GUIDES = [README, *sorted((DOCS / "guides").glob("*.md"))]
 
 SUMS = "".join(
@@ -278,6 +278,8 @@ def test_ten_lines_of_yaml_train_a_model(workplace):
     files = ["--config=math.yaml", "--config=tiny.yaml", "--data.train=sums.jsonl"]
     assert main(["fit", *files, "--run_dir=runs/math"]) == 0
     assert (workplace / "runs/math/final/model.safetensors").exists()
+    log = (workplace / "runs/math/run.log").read_text()
+    assert not re.search(r"py\.warnings|WARNING lightning", log)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def test_an_archive_has_every_file_of_the_package_and_no_other(kind, checkout, a
 def test_an_sdist_has_no_part_of_the_tests(archives):
     with tarfile.open(archives["sdist"]) as tar:
         tops = {name.split("/")[1] for name in tar.getnames() if "/" in name}
-    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"} <= tops
+    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff"} <= tops
     assert "tests" not in tops
 
 
@@ -212,3 +213,9 @@ def test_a_type_checker_takes_what_the_docs_show_and_no_more(tmp_path):
     *lines, _ = found.stdout.splitlines()
     assert len(lines) == 1, found.stdout
     assert 'Argument 1 to "GRPOModule" has incompatible type "int"; expected "Policy | ' in lines[0]
+
+
+def test_the_version_to_cite_is_that_of_the_package():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert cited == project["version"]

@@ -90,9 +90,11 @@ def refuse_changes(run_dir: Path, changes: Sequence[Change], resume_command: str
     if refused := [change for change in changes if not change.is_harmless]:
         is_moved = any(change.key in MODELS for change in refused)
         moved = " (a model that was only moved too: its weights are compared)" if is_moved else ""
+        others = [str(change) for change in changes if change.is_harmless]
+        also = f" Other changes could be applied: {'; '.join(others)}." if others else ""
         raise UserError(
             f"{run_dir} was trained with other settings, and resuming with these would make it a "
-            f"different run: {'; '.join(map(str, refused))}. Go on with its own settings: "
+            f"different run: {'; '.join(map(str, refused))}.{also} Go on with its own settings: "
             f"{resume_command}. Or add --allow_changes to change them from here on{moved}."
         )
 

@@ -78,7 +78,8 @@ def test_settings_that_would_make_it_a_different_run_are_refused(run, capsys):
     error = capsys.readouterr().err
     assert "model.sampling.max_tokens: 2 -> 3" in error
     assert "lit-grpo fit runs/base/0" in error
-    assert "learning" not in error
+    assert "Other changes could be applied: " in error
+    assert "model.optimizer.init_args.lr: 0.25 -> " in error
     assert contents(run) == before
 
 

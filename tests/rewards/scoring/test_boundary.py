@@ -103,6 +103,9 @@ class NoJSON(OSError, ValueError):
     "error",
     [
         KeyError("gold"),
+        TypeError("not a number"),
+        AttributeError("no strip"),
+        NameError("not defined"),
         SystemExit(2),
         ValueError("no number"),
         re.error("unbalanced"),

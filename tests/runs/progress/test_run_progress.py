@@ -63,6 +63,17 @@ def test_a_stage_shows_its_count_its_time_and_its_rate(clock):
     assert one.doing() == "x 38/128  0:00:04  500 tok/s"
 
 
+@pytest.mark.parametrize(
+    ("name", "verb"),
+    [
+        *(("weight_sync", "sync weights"), ("generation", "generate"), ("reward", "score")),
+        *(("logprob", "logprobs"), ("update", "update"), ("evaluation", "validate")),
+    ],
+)
+def test_every_stage_of_a_step_has_its_verb(name, verb, clock):
+    assert progress(stage(name, 100.0)).doing().startswith(verb)
+
+
 def test_what_the_run_does_besides_a_step_comes_first(clock):
     one = progress(stage("update", 100.0))
     one.activity = "saving a checkpoint"

@@ -230,3 +230,22 @@ def test_a_card_that_cannot_be_made_is_a_warning(tmp_path, caplog):
         write_model_card(tmp_path, tmp_path, make_trainer(), module=None)
     assert "no model card was written (AttributeError" in caplog.text
     assert not list(tmp_path.iterdir())
+
+
+def test_a_secret_of_the_config_is_not_in_the_card(tmp_path):
+    (tmp_path / "keyed.py").write_text(
+        "from lit_grpo import Reward\n\n\nclass Keyed(Reward):\n"
+        "    def __init__(self, api_key: str, place: str, **settings):\n"
+        "        super().__init__(**settings)\n\n"
+        "    def score(self, prompt, completion):\n        return float(len(completion.text) % 2)\n"
+    )
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(BASE))
+    settings = "{api_key: sk-hidden, place: shown-here}"
+    rewards = f"[{{class_path: keyed.Keyed, init_args: {settings}}}]"
+    with workplace(tmp_path):
+        assert (
+            main(["fit", "--config=run.yaml", f"--model.rewards={rewards}", "--run_dir=run"]) == 0
+        )
+    card = (tmp_path / "run/final/README.md").read_text()
+    assert "shown-here" in card
+    assert "sk-hidden" not in card

@@ -284,6 +284,7 @@ def test_an_exception_of_an_async_reward_that_has_worked_before_is_an_outage(cap
     assert "step 1/2" in shown
     assert "step 2/2" not in shown  # it was left undone
     assert exit_code == ExitCode.SCORES_ABSENT
+    assert "Resume after 1 step with: lit-grpo fit run" in log
     assert "too many scores are missing" in log
     assert "(100%)" in log
     assert "max_absent_fraction" not in log
