@@ -282,6 +282,17 @@ def test_ten_lines_of_yaml_train_a_model(workplace):
     assert not re.search(r"py\.warnings|WARNING lightning", log)
 
 
+def test_the_example_of_the_metrics_reads_the_rows_of_a_run(tmp_path, monkeypatch, capsys):
+    rows = tmp_path / "runs/my/0/completions/step_000000.parquet"
+    rows.parent.mkdir(parents=True)
+    columns = {"prompt": ["1+1="], "completion": ["2"], "reward": [1.0], "advantage": [0.5]}
+    pd.DataFrame(columns).to_parquet(rows)
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "metrics.md").read_text(), re.DOTALL)
+    exec(compile(example, "example.py", "exec"), {})
+    assert capsys.readouterr().out.split()[-4:] == ["1+1=", "2", "1.0", "0.5"]
+
+
 @pytest.mark.slow
 def test_ten_lines_of_python_train_a_model(workplace):
     text = named_blocks()["train.py"]
