@@ -297,6 +297,12 @@ def equal_rewards(counts: StepCounts) -> str:
             f"cancel out in the weighted sum. {CAUSES['cancelling_rewards'].remedy}"
         )
     mean = counts.reward_sum / counts.num_valid if counts.num_valid else math.nan
+    failure = most_common_failure(counts)
+    if failure and 2 * counts.num_valid < counts.num_rows:
+        return (
+            f"All advantages are 0: only {counts.num_valid} of {counts.num_rows} rows have a "
+            f"reward, and inside each group those are equal. {failure}"
+        )
     return (
         f"All advantages are 0: inside each group all rewards are equal (their mean is {mean:.3g})"
         f", so this step learns nothing from them. {CAUSES['equal_rewards'].remedy}"

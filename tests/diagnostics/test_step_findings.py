@@ -43,6 +43,14 @@ def test_rewards_of_zero_come_with_the_likely_cause():
     assert "no completion has the format or answer that they look for" in cause
 
 
+def test_a_reward_that_mostly_returns_none_is_named_where_the_others_are_equal():
+    none = failed(Outcome.ABSTAIN, "")
+    (why,) = no_signal(rollouts([[1.0, 1.0, none, none, none, none]] * 2))
+    assert "only 4 of 12 rows have a reward, and inside each group those are equal." in why
+    assert "67% of the scores of reward 'math' ended as abstain" in why
+    assert "returned None" in why
+
+
 def test_an_answer_that_is_a_number_is_no_text_for_a_function():
     batch = rollouts([[0.0, 0.0]])
     (group,) = batch.groups

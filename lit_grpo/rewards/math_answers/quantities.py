@@ -48,8 +48,12 @@ _WORD = (
 )
 _TEXT = rf"\\text ?\{{[^{{}}0-9]*\}}{_POWER}"
 _DEGREES = r" ?\^ ?\\circ(?: ?[CF]\b)?"
-# Possessive, so that a long run of words is not tried in every split.
-_UNIT = rf"(?:[€£¥]|/[A-Za-z]+)?{_ATTACHED}(?: ?%|{_DEGREES}| ?/? ?{_TEXT}| {_WORD})*+"
+# What a lookahead has matched is not tried in every split, which would take long for many words. A
+# possessive repeat would say the same, but Python 3.11.2 ignores the lookahead within it.
+_UNIT = (
+    rf"(?:[€£¥]|/[A-Za-z]+)?{_ATTACHED}"
+    rf"(?=(?P<units>(?: ?%|{_DEGREES}| ?/? ?{_TEXT}| {_WORD})*))(?P=units)"
+)
 _LETTER = rf"(?P<letter> [mglsh]{_POWER})?"
 _NUMBER_WITH_UNIT = re.compile(rf"{NUMBER}(?:{_LETTER}|{_UNIT}) ?", re.IGNORECASE)
 UNIT_AT_END = re.compile(rf"(?:(?<=[\w}})])(?: ?%|{_DEGREES}| ?/? ?{_TEXT}| {_WORD}))+$")

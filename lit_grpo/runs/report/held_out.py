@@ -66,8 +66,8 @@ def held_out_notes(runs: Sequence[Run]) -> list[str]:
     if len(groups) > 1:
         of_runs = " and those of ".join(map(" and ".join, groups.values()))
         notes.append(
-            f"The accuracies of {of_runs} were measured on different held-out prompts: do not "
-            "compare them."
+            f"The accuracies of {of_runs} were measured on different held-out prompts, or with "
+            "other gold answers: do not compare them."
         )
     return notes
 

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,8 @@ def test_a_whole_array_is_named_with_a_command_that_converts_it(tmp_path, indent
     path = write(tmp_path / "t.jsonl", content)
     with pytest.raises(ValueError, match=r"t\.jsonl is one JSON array, not one JSON ") as raised:
         read_rows(path)
-    subprocess.run(str(raised.value).partition("Convert it: ")[2], shell=True, check=True)
+    command = str(raised.value).partition("Convert it: ")[2]
+    subprocess.run(command.replace("python", sys.executable, 1), shell=True, check=True)
     assert [row.columns for row in read_rows(str(tmp_path / "t_lines.jsonl"))] == rows
 
 

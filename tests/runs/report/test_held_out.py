@@ -57,8 +57,8 @@ def test_stages_with_different_held_out_prompts_have_no_arrow(tmp_path, capsys, 
     lines = reported(capsys, sft, grpo)
     assert line in lines
     note = (
-        "The accuracies of sft/0 and those of grpo/0 were measured on different held-out prompts: "
-        "do not compare them."
+        "The accuracies of sft/0 and those of grpo/0 were measured on different held-out prompts, "
+        "or with other gold answers: do not compare them."
     )
     page = grpo / "report.html"
     is_mixed = sets == "ab"
