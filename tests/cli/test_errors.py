@@ -115,7 +115,7 @@ ARGUMENTS = {
     "--model.rewards '[{class_path: my.py:Mine}]'": "got my.py:Mine. Write my.Mine.",
     "--model.rewards MathRewrd": "got MathRewrd. Did you mean '[MathReward]'?",
     "--model.lr 1e-4": "model.lr: no such key. Did you mean model.optimizer.lr?",
-    "--model.weight_decay 0": "no such key. Set model.optimizer.weight_decay.",
+    "--model.weight_decay 0": "no such key. Did you mean model.optimizer.weight_decay?",
     "--model.rank 8": "model.rank: no such key. Did you mean model.policy.lora.rank?",
     "--train_size 8": "train_size: no such key. Did you mean data.train_size?",
     "--model.optimizer.lr -1e-4": "optimizer.lr must be a positive number, got -0.0001. Set model.",
