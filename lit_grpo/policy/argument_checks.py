@@ -38,8 +38,11 @@ def refuse_model(path: object) -> None:
 def refuse_peft_config(lora: object) -> None:
     """Refuse the settings of an adapter under the names of peft."""
     given: Mapping[str, Any] = {}
-    if isinstance(lora, Mapping) or type(lora).__name__ == "LoraConfig":
-        given = lora if isinstance(lora, Mapping) else vars(lora)
+    got, usual = "a dict of peft's", given
+    if isinstance(lora, Mapping):
+        given = lora
+    elif type(lora).__name__ == "LoraConfig":
+        given, got, usual = vars(lora), "a LoraConfig of peft", vars(type(lora)())
     if not given.keys() & {"r", "lora_alpha"}:
         return
     renamed = {ours: given.get(theirs, given.get(ours)) for theirs, ours in _OF_PEFT.items()}
@@ -48,9 +51,6 @@ def refuse_peft_config(lora: object) -> None:
         for name, value in renamed.items()
         if value is not None
     )
-    is_dict = isinstance(lora, Mapping)
-    got = "a dict of peft's" if is_dict else "a LoraConfig of peft"
-    usual = {} if is_dict else vars(type(lora)())
     others = [
         name
         for name, value in given.items()

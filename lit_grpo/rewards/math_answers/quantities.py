@@ -48,15 +48,13 @@ _WORD = (
 )
 _TEXT = rf"\\text ?\{{[^{{}}0-9]*\}}{_POWER}"
 _DEGREES = r" ?\^ ?\\circ(?: ?[CF]\b)?"
+_SPACED = rf"(?: ?%|{_DEGREES}| ?/? ?{_TEXT}| {_WORD})"
 # What a lookahead has matched is not tried in every split, which would take long for many words. A
 # possessive repeat would say the same, but Python 3.11.2 ignores the lookahead within it.
-_UNIT = (
-    rf"(?:[€£¥]|/[A-Za-z]+)?{_ATTACHED}"
-    rf"(?=(?P<units>(?: ?%|{_DEGREES}| ?/? ?{_TEXT}| {_WORD})*))(?P=units)"
-)
+_UNIT = rf"(?:[€£¥]|/[A-Za-z]+)?{_ATTACHED}(?=(?P<units>{_SPACED}*))(?P=units)"
 _LETTER = rf"(?P<letter> [mglsh]{_POWER})?"
 _NUMBER_WITH_UNIT = re.compile(rf"{NUMBER}(?:{_LETTER}|{_UNIT}) ?", re.IGNORECASE)
-UNIT_AT_END = re.compile(rf"(?:(?<=[\w}})])(?: ?%|{_DEGREES}| ?/? ?{_TEXT}| {_WORD}))+$")
+UNIT_AT_END = re.compile(rf"(?:(?<=[\w}})]){_SPACED})+$")
 """The unit behind a formula."""
 _TEXT_IN_NUMBER = re.compile(r"\\text ?\{([^{}]*)\}")
 _FRACTION = re.compile(rf"\\frac ?\{{ ?(-?{_UNSIGNED}) ?\}} ?\{{ ?(-?{_UNSIGNED}) ?\}}")

@@ -79,9 +79,10 @@ class EventsFile(Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Tell the module with which settings the run was last resumed."""
-        self.has_begun = self.has_begun and stage != "fit"
-        take = getattr(pl_module, "take_last_start", None)
-        if stage == "fit" and take is not None:
+        if stage != "fit":
+            return
+        self.has_begun = False
+        if (take := getattr(pl_module, "take_last_start", None)) is not None:
             starts = read_starts(self.run_dir) if trainer.is_global_zero else []
             last = (starts[-1].settings, starts[-1].step) if starts else ({}, 0)
             take(*trainer.strategy.broadcast(last))
