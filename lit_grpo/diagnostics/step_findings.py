@@ -44,6 +44,10 @@ BUG_ADVICE = "Fix the code of the reward; if it asks a service, look at what tha
 
 SUDDEN_SHARE = 0.1
 """Share of completions with a reward above which a drop to none counts as sudden."""
+_GO_BACK = (
+    "Go back to an earlier checkpoint (lit-grpo checkpoints RUN), with a lower learning rate or a "
+    "KL term."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +179,11 @@ def likely_causes(
     return causes or [_never_matched(rollouts)]
 
 
+def is_one_text(counts: StepCounts) -> bool:
+    """Return whether all completions of each group are the same text, which is not empty."""
+    return counts.identical_fraction == 1 and counts.empty_fraction < LIKELY_FRACTION
+
+
 def is_stale(counts: StepCounts) -> bool:
     """Return whether a step has no reward since most groups were dropped: weights were too old."""
     return not counts.num_valid and counts.stale_fraction >= LIKELY_FRACTION
@@ -221,15 +230,21 @@ def _never_matched(rollouts: RolloutBatch) -> str:
     )
 
 
-def how_it_began(shares: Sequence[float]) -> str:
+def how_it_began(shares: Sequence[float], *, is_one_text: bool = False) -> str:
     """Return whether rewards stopped within a step or faded away, from the steps before.
 
     Args:
         shares: Share of completions with a reward in the last steps with any, the oldest first.
+        is_one_text: Whether the policy now samples the same text for all rows of a group.
     """
     if not shares:
         return "No step before it had a reward."
     last, best = shares[-1], max(shares)
+    if is_one_text:
+        return (
+            f"In the step before, {last:.0%} of the completions had a reward; now all completions "
+            f"of a group are the same text: the policy has collapsed. {_GO_BACK}"
+        )
     if last >= SUDDEN_SHARE and last >= best / 2:
         return (
             f"In the step before, {last:.0%} of the completions had a reward: a fall to nothing "
@@ -239,8 +254,7 @@ def how_it_began(shares: Sequence[float]) -> str:
         num_steps = len(shares) - shares.index(best)
         return (
             f"The share of completions with a reward fell from {best:.0%} to {last:.0%} over "
-            f"{num_steps} steps before: the policy has collapsed. Go back to an earlier checkpoint "
-            "(lit-grpo checkpoints RUN), with a lower learning rate or a KL term."
+            f"{num_steps} steps before: the policy has collapsed. {_GO_BACK}"
         )
     return f"In the step before, {last:.1%} of the completions had a reward: hardly any."
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -71,6 +72,21 @@ class RankLauncher(_SubprocessScriptLauncher):
             return function(*args, **kwargs)
         finally:
             is_over.set()
+
+
+def refuse_repeated(run_dir: Path) -> None:
+    """Check that this process is not a rank of another training, which repeats the program.
+
+    Raises:
+        UserError: it is, so that several processes would train in this directory.
+    """
+    if PARENT_VARIABLE in os.environ:
+        raise UserError(
+            f"every process of a training on several devices runs the whole program, got one that "
+            f"also trains in {run_dir}, on a single device (each of them would train there). Use "
+            "the same number of devices for all trainings of a program, or a program for each; "
+            'with ckpt_path="auto", an earlier training that is done is not repeated.'
+        )
 
 
 def ends_with_rank_0() -> bool:

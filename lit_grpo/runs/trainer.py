@@ -20,6 +20,7 @@ from lit_grpo.runs.checkpoints.resume import (
     refuse_unfit,
     refuse_used,
 )
+from lit_grpo.runs.launcher import refuse_repeated
 from lit_grpo.runs.reuse import claim_for_run, mark_as_trained, refuse_trained
 from lit_grpo.runs.run_callbacks import (
     as_list,
@@ -67,6 +68,7 @@ class Trainer(L.Trainer):
     ``checkpoints/`` into ``run_dir``.
     Errors are raised. A stop is not an error, even one because of a bug in a reward: ``fit`` writes
     a checkpoint and returns, and ``stop_reason`` says why. After either, ``exit_code`` is not 0.
+    A run that Lightning's ``EarlyStopping`` or ``should_stop`` ends is done, and is not a stop.
     Only the command line writes ``config.yaml``.
 
     Args:
@@ -187,6 +189,8 @@ class Trainer(L.Trainer):
         allow_changes: bool,
     ) -> None:
         _check_arguments("fit", model, datamodule)
+        if self.world_size == 1 and ckpt_path != "auto":
+            refuse_repeated(self.run_dir)
         if ckpt_path is None and self.global_rank == 0:
             refuse_used(self.run_dir, RESUME_CALL)
         ckpt_path = self._find(ckpt_path)

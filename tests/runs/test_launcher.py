@@ -11,6 +11,7 @@ import time
 import pytest
 from engine_runs import command, running
 from paths import SUPPORT
+from python_runs import train
 from small_runs import make_module
 from tiny import LLAMA
 from worker_processes import has_ended, wait_until
@@ -125,6 +126,14 @@ def test_a_program_without_a_file_cannot_be_started_for_each_device(name, tmp_pa
     trainer = Trainer(tmp_path, devices=2, strategy="ddp", accelerator="cpu", max_steps=1)
     with pytest.raises(UserError, match=rf"got one without \(python {name}\)\. Save it in a file"):
         trainer.fit(make_module(), data)
+
+
+def test_a_rank_of_another_training_does_not_train_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv(launcher.PARENT_VARIABLE, str(os.getppid()))
+    with pytest.raises(UserError, match="the same number of devices for all trainings") as error:
+        train(tmp_path / "run")
+    assert str(tmp_path / "run") in str(error.value)
+    train(tmp_path / "run", ckpt_path="auto")
 
 
 def test_a_rank_is_not_ended_once_it_fails_or_trains():

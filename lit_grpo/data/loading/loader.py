@@ -258,8 +258,11 @@ def check_sizes(
         raise setting_error(f"data.{name}", rule, batch_size, why)
     needed = batch_size if training else world_size
     if num_prompts is not None and num_prompts < needed:
-        fix = "lower data.prompts_per_step" if training else "use fewer processes"
+        kind, fix = "training", "Provide more rows, or lower data.prompts_per_step."
+        if not training:
+            kind = "held-out"
+            fix = "Set data.validation_size to more of them, or to 0, or use fewer processes."
         raise UserError(
-            f"too few prompts: {num_prompts}; one batch on {world_size} process(es) needs {needed} "
-            f"(every process needs a share). Provide more rows, or {fix}."
+            f"too few {kind} prompts: {num_prompts}; one batch on {world_size} process(es) needs "
+            f"{needed} (every process needs a share). {fix}"
         )

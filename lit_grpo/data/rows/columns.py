@@ -36,7 +36,7 @@ def prompt_value(row: Row, mapping: Mapping[str, str]) -> str | list[Any]:
     name = column_name(row, "prompt", mapping)
     value = find(row, name)
     if value is MISSING:
-        raise missing_column(row, "prompt", name)
+        raise missing_column(row, "prompt", mapping)
     is_plain = isinstance(value, list) and not any(isinstance(one, Mapping) for one in value)
     if is_null(value) or not isinstance(value, str | list) or is_plain:
         got = "nothing" if is_null(value) else shown_value(value)
@@ -77,7 +77,7 @@ def prompt_id(row: Row, mapping: Mapping[str, str]) -> str:
         return row.id
     value = find(row, mapping["id"])
     if value is MISSING:
-        raise missing_column(row, "id", mapping["id"])
+        raise missing_column(row, "id", mapping)
     if is_null(value):
         raise UserError(
             f"{row.origin}: the id column {mapping['id']!r} is null (logs refer to a prompt by "
@@ -169,9 +169,10 @@ def guesses(row: Row, roles: Sequence[Role]) -> str:
     return ", ".join(f"{role}: {exact.get(role, 'NAME')}" for role in roles)
 
 
-def missing_column(row: Row, role: Role, name: str | None) -> UserError:
+def missing_column(row: Row, role: Role, mapping: Mapping[str, str]) -> UserError:
+    name, taken = mapping.get(role), {mapping[other] for other in mapping if other != role}
     what = f"no column {name!r}" if name else f"no column that is recognised as the {role}"
-    close = get_close_matches(name or role, row.columns, n=1)
+    close = get_close_matches(name or role, [one for one in row.columns if one not in taken], n=1)
     if role == "prompt" and name is None and isinstance(row.columns.get("messages"), list):
         close = ["messages"]  # not taken by itself: the last one may be the answer
     hint = f" (did you mean {close[0]!r}?)" if close else ""

@@ -59,7 +59,7 @@ def gold_answers(
             )
     values = [find(row, column_name(row, "answer", mapping)) for row in rows]
     if "answer" in mapping and all(value is MISSING for value in values):
-        raise missing_column(rows[0], "answer", mapping["answer"])
+        raise missing_column(rows[0], "answer", mapping)
     answers = [None if is_null(value) else to_text(value) for value in values]
     marked = {
         row.source
@@ -138,11 +138,12 @@ def _null_golds(rows: list[Row], num_rows: int, mapping: Mapping[str, str]) -> U
     if len(rows) == num_rows and not any(names):
         return _no_gold_column(rows, mapping)
     where = f"in {names[0]!r}" if names[0] else f"in any column ({list_columns(rows[0])})"
+    column = guesses(rows[0], ["answer"])
+    naming = "" if names[0] else f" name the column with data.columns: {{{column}}},"
     return UserError(
         f"{len(rows)} of {num_rows} rows have no gold answer {where}: {list_rows(rows)} (rewards "
-        "compare completions with it). Fill or remove them, name the column with "
-        f"data.columns: {{{guesses(rows[0], ['answer'])}}}, or set data.require_answer: false if "
-        f"no reward needs one.{about_last_turn(rows[0])}"
+        f"compare completions with it). Fill or remove them,{naming} or set data.require_answer: "
+        f"false if no reward needs one.{about_last_turn(rows[0])}"
     )
 
 

@@ -117,9 +117,10 @@ ROLLOUTS = (
         advice=(
             "Raise `model.sampling.temperature` or `model.objective.entropy.coef`, or use harder "
             "prompts.",
-            "If they are exactly 0, the engine reports none, or it samples greedily: set "
+            "Exact zeros mean that the policy has collapsed (go back to an earlier checkpoint, "
+            "with a lower learning rate), or that the engine reports none or samples greedily (set "
             "`model.sampling.temperature` above 0, and have the engine return the "
-            "log-probabilities of the tokens that it samples.",
+            "log-probabilities of the tokens that it samples).",
         ),
         noticed_by=MONITOR,
     ),

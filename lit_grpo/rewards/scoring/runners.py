@@ -236,7 +236,10 @@ def _attempt(call: Call) -> tuple[Score, ...]:
         result = call.invoke()
         if inspect.iscoroutine(result):
             result.close()
-            raise TypeError("a sync reward returned a coroutine; define it with async def")
+            raise TypeError(
+                f"the sync reward {call.reward.name!r} returned a coroutine; define it with "
+                "async def, or run the coroutine in it"
+            )
         return call.as_scores(result, time.perf_counter() - start)
     except BaseException as error:  # user code may raise anything, and the thread must continue
         return call.failed(error, time.perf_counter() - start)

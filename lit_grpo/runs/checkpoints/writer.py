@@ -29,7 +29,13 @@ from lit_grpo.runs.checkpoints.atomic_save import (
     replace_directory,
     saving,
 )
-from lit_grpo.runs.checkpoints.files import Manifest, sha256_of, size_of, write_manifest
+from lit_grpo.runs.checkpoints.files import (
+    Manifest,
+    remove,
+    sha256_of,
+    size_of,
+    write_manifest,
+)
 from lit_grpo.runs.files.space import checkpoint_bytes, warn_of_space
 from lit_grpo.types.atomic import partial_path, sync_files
 from lit_grpo.types.errors import keeping_interrupts
@@ -122,6 +128,12 @@ class CheckpointWriter(TorchCheckpointIO):
             write_manifest(manifest, target)
         finally:
             partial.unlink(missing_ok=True)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        if "://" in str(path):
+            super().remove_checkpoint(path)
+        else:
+            remove(Path(path))
 
     def load_checkpoint(self, path: str | Path, *args: Any, **options: Any) -> dict[str, Any]:
         if Path(path).is_dir():

@@ -18,6 +18,7 @@ from lit_grpo.diagnostics.causes import CAUSES
 from lit_grpo.diagnostics.step_counts import StepCounts, count_step
 from lit_grpo.diagnostics.step_findings import (
     how_it_began,
+    is_one_text,
     is_stale,
     likely_causes,
     sample_completions,
@@ -80,6 +81,7 @@ class ZeroRewardBreaker(Callback):
         self.streak = 0
         self._unscored_steps = 0
         self._stale_steps = 0
+        self._is_one_text = False
         self._since = ""
 
     @property
@@ -99,7 +101,7 @@ class ZeroRewardBreaker(Callback):
             steps = f"{which} {self.streak} rollout steps"
         advice = CAUSES[self._cause].remedies[0]
         if self._cause == "no_reward" and self._shares:
-            advice = how_it_began(self._shares)
+            advice = how_it_began(self._shares, is_one_text=self._is_one_text)
         return f"No reward was earned in {steps}. {advice}"
 
     @property
@@ -155,6 +157,7 @@ class ZeroRewardBreaker(Callback):
         self.streak += 1
         self._unscored_steps += not counts.num_valid
         self._stale_steps += is_stale(counts)
+        self._is_one_text = is_one_text(counts)
 
     def _describe(self, rollouts: RolloutBatch, counts: StepCounts, *, can_end: bool) -> str:
         zero_steps = self.streak - self._unscored_steps
@@ -169,7 +172,9 @@ class ZeroRewardBreaker(Callback):
             if number
         )
         # How rewards ended says nothing of steps whose rewards were not counted.
-        began = "" if self._stale_steps == self.streak else f" {how_it_began(self._shares)}"
+        began = ""
+        if self._stale_steps != self.streak:
+            began = f" {how_it_began(self._shares, is_one_text=self._is_one_text)}"
         lines = [
             f"No reward for {self.streak} rollout steps in a row, since {self._since}: {what}."
             f"{began} Likely cause:",
@@ -185,6 +190,7 @@ class ZeroRewardBreaker(Callback):
             "streak": self.streak,
             "unscored_steps": self._unscored_steps,
             "stale_steps": self._stale_steps,
+            "is_one_text": self._is_one_text,
             "since": self._since,
             "shares": list(self._shares),
         }
@@ -193,5 +199,6 @@ class ZeroRewardBreaker(Callback):
         self.streak = state_dict["streak"]
         self._unscored_steps = state_dict["unscored_steps"]
         self._stale_steps = state_dict.get("stale_steps", 0)
+        self._is_one_text = state_dict.get("is_one_text", False)
         self._since = state_dict["since"]
         self._shares.extend(state_dict["shares"])

@@ -41,7 +41,7 @@ def warn_of_rate(optimizer: Optimizer, module: Any) -> None:
         return
     if rate > 1:
         mantissa, exponent = f"{rate:.3e}".split("e")
-        meant = f" Did you mean {float(f'{mantissa}e-{int(exponent)}'):g}?" if rate >= 10 else ""
+        meant = f" Did you mean {float(f'{mantissa}e-{int(exponent)}'):g}?" if rate >= 100 else ""
         log.warning(
             "the learning rate is %g: %s moves each weight by about as much in every step, which "
             "destroys the policy at once.%s Set model.optimizer.lr.",

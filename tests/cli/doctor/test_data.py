@@ -20,7 +20,7 @@ ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
         ([{"prompt": "1+1=", "answer": None}], {}, "1 of 9 rows have no gold answer"),
         ([{"prompt": "1+1=", "answer": "to be or not to be"}], {}, "every gold answer must be"),
         ([{"prompt": "1" * 200, "answer": "2"}], {}, "the model has only 128 positions"),
-        ([], {"prompts_per_step": 100}, "too few prompts: 8"),
+        ([], {"prompts_per_step": 100}, "too few training prompts: 8"),
     ],
 )
 def test_data_that_cannot_be_trained_on_is_a_failed_check(rows, settings, words, capsys):

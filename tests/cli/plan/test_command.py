@@ -177,7 +177,10 @@ def test_what_is_not_known_is_one_line_and_exit_code_2(arguments, message, capsy
         ),
         (["--gpus=3xH100"], "prompts_per_step must be a positive multiple of 3"),
         ([*SIXTEEN, "--data.validation_batch_size=3"], "validation_batch_size must be a positive"),
-        (["--gpus=4xH100", *SIXTEEN, "--data.validation_size=2"], "too few prompts: 2; one batch"),
+        (
+            ["--gpus=4xH100", *SIXTEEN, "--data.validation_size=2"],
+            "too few held-out prompts: 2; one batch",
+        ),
         (["--model.engine=VLLMEngine"], "VLLMEngine needs a run with a single process"),
         (
             ["--nodes=2", "--model.engine=VLLMServerEngine", "--model.engine.launch={}", *SIXTEEN],

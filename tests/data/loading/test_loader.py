@@ -190,9 +190,13 @@ def test_prompts_are_counted_and_found_by_their_ids_without_moving_the_position(
 
 
 def test_too_few_prompts_for_a_batch_are_refused():
-    with pytest.raises(ValueError, match=r"too few prompts: 3.* needs 4 .*prompts_per_step"):
+    with pytest.raises(
+        ValueError, match=r"too few training prompts: 3.* needs 4 .*prompts_per_step"
+    ):
         loader(3, 4)
-    with pytest.raises(ValueError, match=r"too few prompts: 1.* needs 2 .*fewer processes"):
+    with pytest.raises(
+        ValueError, match=r"too few held-out prompts: 1.* needs 2 .*fewer processes"
+    ):
         loader(1, 4, world_size=2, training=False)
 
 

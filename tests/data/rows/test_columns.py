@@ -46,6 +46,14 @@ def test_a_missing_prompt_column_is_refused_with_the_columns_that_exist():
         prompt_value(row(question="p", answer="1"), {"prompt": "qestion"})
 
 
+def test_a_column_that_has_another_role_is_not_proposed():
+    mine, mapping = row(query="p", solution="1"), {"prompt": "question", "answer": "solution"}
+    with pytest.raises(ValueError, match=r"has no column 'question'; .* {prompt: NAME}"):
+        prompt_value(mine, mapping)
+    with pytest.raises(ValueError, match=r"'question' \(did you mean 'solution'\?\)"):
+        prompt_value(mine, {"prompt": "question"})
+
+
 @pytest.mark.parametrize(("value", "got"), [(None, "nothing"), ([], "nothing"), (3, "the int 3")])
 def test_a_prompt_that_is_neither_text_nor_messages_is_refused(value, got):
     with pytest.raises(ValueError, match=rf"jsonl, row 2: the prompt column 'prompt' .* got {got}"):

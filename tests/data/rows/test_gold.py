@@ -71,6 +71,12 @@ def test_rows_with_null_golds_are_counted_and_named_together_with_the_fix(null):
     assert gold(*rows, required=False) == ["1"] + [None] * 7
 
 
+def test_a_column_that_is_named_already_is_not_asked_for_where_some_rows_have_no_answer():
+    rows = [row(1, prompt="p", gold="1"), row(2, prompt="p", gold=None)]
+    with pytest.raises(ValueError, match=r"in 'gold': t.jsonl, row 2 .* remove them, or set data"):
+        gold(*rows, answer="gold")
+
+
 def test_rows_without_an_answer_column_are_refused_unless_none_is_required():
     with pytest.raises(ValueError, match=r"row 1 has no column .*; it has prompt, solution\. Set"):
         gold(row(prompt="p", solution="4"))

@@ -48,6 +48,14 @@ def test_what_is_written_is_what_lightning_writes_with_a_manifest(tmp_path):
     assert sorted(one.name for one in path.parent.iterdir()) == [path.name, f"{path.name}.json"]
 
 
+def test_a_checkpoint_is_removed_with_its_manifest(tmp_path):
+    for name in ("one", "other"):
+        write(tmp_path / f"{name}.ckpt")
+    CheckpointWriter().remove_checkpoint(tmp_path / "one.ckpt")
+    names = sorted(one.name for one in tmp_path.iterdir())
+    assert names == ["other.ckpt", "other.ckpt.json"]
+
+
 class PressesCtrlC:
     """What torch.save has in hand when the user interrupts."""
 

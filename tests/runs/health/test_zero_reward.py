@@ -126,6 +126,25 @@ def test_identical_completions_are_named():
     assert "all completions are identical" in message
 
 
+def test_a_fall_to_nothing_with_one_text_in_each_group_is_a_collapse():
+    same = rollouts([[0.0] * 2], [completion("aaa"), completion("aaa")])
+    breaker = ZeroRewardBreaker(alert_after=1, stop_after=1)
+    message = get_stop_reason(stopped(breaker, [GOOD, same])).message
+    assert "before, 50% of the completions had a reward; now all completions of a group" in message
+    assert "the policy has collapsed. Go back to an earlier checkpoint" in message
+    assert "outage" not in message
+    resumed = ZeroRewardBreaker(alert_after=1)
+    resumed.load_state_dict(breaker.state_dict())
+    assert "the policy has collapsed" in resumed.warning_at_end
+
+
+def test_a_fall_to_nothing_with_empty_or_unlike_completions_is_an_outage():
+    for texts in (["", ""], ["7", "8"]):
+        fallen = rollouts([[0.0] * 2], [completion(text) for text in texts])
+        breaker = ZeroRewardBreaker(alert_after=1, stop_after=1)
+        assert "points to an outage" in get_stop_reason(stopped(breaker, [GOOD, fallen])).message
+
+
 def test_empty_completions_point_at_the_engine():
     message = stop_message(rollouts([[0.0] * 2], [completion(""), completion(" ")]))
     assert "100% of the completions are empty" in message

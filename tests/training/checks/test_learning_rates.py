@@ -41,7 +41,7 @@ def make_optimizer(kind: type = torch.optim.AdamW, **settings) -> torch.optim.Op
     [
         (make_optimizer(lr=1e4), " Did you mean 0.0001?"),
         (make_optimizer(MasterAdamW, lr=2e5), " Did you mean 2e-05?"),
-        (make_optimizer(lr=3.0), ""),
+        (make_optimizer(lr=10.0), ""),
     ],
 )
 def test_a_rate_above_1_is_named_with_the_one_that_was_meant(optimizer, meant, caplog):
