@@ -1,4 +1,4 @@
-"""Rewards and callbacks of ``scenarios.py``: they do on purpose what goes wrong by accident."""
+"""Rewards and callbacks of ``scenarios.py``: they fail on purpose."""
 
 from __future__ import annotations
 

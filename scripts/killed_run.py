@@ -1,5 +1,5 @@
 """Kill a training at many random moments, resume it each time, and compare the end with that of an
-undisturbed one: `python scripts/killed_run.py`. Stages that no moment has hit are aimed at then.
+undisturbed one: `python scripts/killed_run.py`. Then it aims at stages that no moment has hit.
 With `--signal TERM INT` it is asked to leave, which it must say in its exit code.
 """
 
@@ -86,7 +86,7 @@ CONFIG: dict[str, Any] = {
 
 
 class StageFile(L.Callback):
-    """Keep what the run is doing in a file, for the one who kills it."""
+    """Keep what the run is doing in a file, for the process that kills it."""
 
     def setup(self, trainer: L.Trainer, module: Any, stage: str) -> None:
         self._file = os.open(STAGE_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -214,7 +214,7 @@ def kill_once(directory: Path, seconds: float, signum: int, aim: str = "") -> Ki
 def kill_often(
     directory: Path, pauses: Sequence[float], signums: Sequence[int], num_random: int
 ) -> list[Kill]:
-    """Kill the run after these seconds, each time anew, by these signals.
+    """Kill the run after these seconds, again each time, with these signals.
 
     The kills after the random ones wait for stages that were not hit, while there are any.
     """

@@ -54,7 +54,7 @@ USUAL = re.compile(
     r"done after |resuming from |Curves and a summary: |GRPO from here: |"
     r"Resume (after \d+ steps? )?with: |Resumed as it is, this run would stop again"
 )
-"""What a run says that nothing is wrong with."""
+"""What a healthy run prints."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # nor is it looked at again, by forked processes neither
+    gc.freeze()  # nor is it scanned again, even in forked processes
     gc.enable()
 
 

@@ -172,7 +172,7 @@ def _train(cli: CommandLine) -> int:
 
 @rank_zero_only
 def _print_next_command(command: str, run_dir: Path) -> None:
-    """Print what to run after a training that ended well: its report, and GRPO after SFT."""
+    """Print what to run after a successful training: its report, and GRPO after SFT."""
     if (run_dir / "metrics.csv").exists():
         log.info("Curves and a summary: lit-grpo report %s", shlex.quote(str(run_dir)))
     if command == "sft" and (run_dir / "final").is_dir():

@@ -21,11 +21,11 @@ from lit_grpo.types import Prompt, UserError
 
 T = TypeVar("T")
 ASSUMED_PROMPT_TOKENS = 512
-"""Longest prompt where neither the data nor a setting tells."""
+"""Assumed length of the longest prompt if neither the data nor a setting gives it."""
 
 
 class NotChecked(Exception):
-    """A check needs something that is not there, which another check has reported."""
+    """A check needs something that could not be read, which another check reports."""
 
 
 class Once(Generic[T]):
@@ -163,7 +163,7 @@ class BuiltRun:
         return [one for one in self.rewards if isinstance(one, ProcessReward) or _has_start(one)]
 
     def may_start(self, reward: Reward) -> bool:
-        """Return whether a check may start a reward: offline, one of the user's may ask someone."""
+        """Return whether a check may start a reward: offline not the user's, which may use it."""
         return not self.is_offline or is_ours(own_reward(reward))
 
     def start_of(self, reward: Reward) -> Once[bool]:
@@ -199,7 +199,7 @@ def suite_of(reward: Reward) -> RewardSuite:
 
 
 def own_reward(reward: Reward) -> Reward:
-    """Return a reward itself where it is wrapped to run in worker processes."""
+    """Return the reward inside a ``ProcessReward``, or the reward itself."""
     return reward.reward if isinstance(reward, ProcessReward) else reward
 
 

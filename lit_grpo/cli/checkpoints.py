@@ -172,7 +172,7 @@ def _after(manifest: Manifest | None) -> str:
 
 
 def _why_chosen(chosen: Path, newest: Path, manifest: Manifest | None) -> str:
-    """Return why the newest intact checkpoint was not chosen, or was although it is not healthy.
+    """Return why the newest intact checkpoint was passed over, or chosen though it is not healthy.
 
     Args:
         manifest: The newest one's.

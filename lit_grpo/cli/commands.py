@@ -41,8 +41,8 @@ ARGUMENTS = {
     "judge-check": ("[RUN]", "use the config of this run"),
     "rescore": ("RUN", "the run whose completions are scored again"),
     "report": ("RUN ...", "one run, the stages of one training, or runs to compare"),
-    "checkpoints": ("RUN", "the run whose checkpoints are meant"),
-    "wandb-sync": ("RUN", "the run whose directory wandb/ has what was not sent"),
+    "checkpoints": ("RUN", "the run with the checkpoints"),
+    "wandb-sync": ("RUN", "the run with unsent data in wandb/"),
 }
 """Command -> its first argument and what that is for, if it takes one."""
 OTHER_NAMES = {

@@ -123,7 +123,7 @@ class _Parser(argparse.ArgumentParser):
                 continue
             if value == "None":
                 name = "/".join(action.option_strings) or action.metavar
-                self.error(f"{name}: None is no path. Leave it out, or write ./None")
+                self.error(f"{name}: None is not a path. Leave it out, or write ./None")
             if isinstance(value, str):
                 setattr(given, action.dest, at_home(value))
             elif isinstance(value, list):

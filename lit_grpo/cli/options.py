@@ -48,7 +48,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "--only_cached": {
             "action": "store_true",
-            "help": "keep only rows with gold scores, of every source, in place of refusing others",
+            "help": "keep only rows with gold scores, of every source, instead of refusing others",
         },
         "--holdout_size": {"type": int, "metavar": "N", "help": "prompts that are held out"},
         "--holdout": {
@@ -84,13 +84,13 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "action": "store_true",
             "help": "write pairs of prompt and completion for lit-grpo sft, with the same holdout",
         },
-        "--json": {"action": "store_true", "help": "print the manifest in place of the table"},
+        "--json": {"action": "store_true", "help": "print the manifest instead of the table"},
     },
     "precompute": {
         **_RECIPE,
         "--prepared": {
             "metavar": "DIR",
-            "help": "score the rows of these prepared data in place of those of the sources",
+            "help": "score the rows of these prepared data instead of those of the sources",
         },
         "--limit": {"type": int, "metavar": "N", "help": "only the first N rows of each source"},
         "--processes": {
@@ -101,9 +101,9 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "--dry_run": {
             "action": "store_true",
-            "help": "only say what is missing, and the calls, tokens, dollars and hours for it",
+            "help": "only report what is missing: calls, tokens, dollars and hours",
         },
-        "--json": {"action": "store_true", "help": "print JSON in place of tables and words"},
+        "--json": {"action": "store_true", "help": "print JSON instead of tables and text"},
     },
     "analyze": {
         "--threshold": {
@@ -154,7 +154,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "help": "config with the policy's engine, sampling, rewards and prompt format; "
             "--KEY VALUE overrides it",
         },
-        "--json": {"action": "store_true", "help": "print JSON in place of the table"},
+        "--json": {"action": "store_true", "help": "print JSON instead of the table"},
     },
     "doctor": {
         "--probe": {

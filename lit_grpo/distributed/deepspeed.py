@@ -240,7 +240,7 @@ class ZeROStrategy(DeepSpeedStrategy):
         checkpoint = read_others(path, weights_only=weights_only)
         names = dict.fromkeys(checkpoint.pop("weight_names"))
         has_optimizer = not has_other_optimizer(checkpoint, self.engine.optimizer)
-        if self._names(are_trained=True) <= names.keys():  # else `ResumableModule` says what lacks
+        if self._names(are_trained=True) <= names.keys():  # else `ResumableModule` raises
             if Partition(**checkpoint[DEEPSPEED]) == self.partition and has_optimizer:
                 self.engine.load_checkpoint(
                     str(path),
@@ -257,7 +257,7 @@ class ZeROStrategy(DeepSpeedStrategy):
         """Load a checkpoint of another strategy into the engine."""
         checkpoint = _read(path, weights_only)
         names = checkpoint["state_dict"].keys()
-        if self._names(are_trained=True) <= names:  # else `ResumableModule` says what is missing
+        if self._names(are_trained=True) <= names:  # else `ResumableModule` raises
             whole = WholeTraining(checkpoint, trained_names(self.engine))
             has_optimizer = not has_other_optimizer(checkpoint, self.engine.optimizer)
             load_training(self.engine, whole, names, with_optimizer=has_optimizer)

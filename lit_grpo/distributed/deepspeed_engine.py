@@ -53,7 +53,7 @@ def refuse_layered_head(model: Any) -> None:
     if any(model.get_output_embeddings().children()):
         raise UserError(
             "model.policy.lora must leave the output layer as it is in stage 3 of DeepSpeed "
-            "(ranks have unlike numbers of chunks of tokens, and would wait for each other "
+            "(ranks have different numbers of chunks of tokens, and would wait for each other "
             "until the timeout). Set trainer.strategy to fsdp2, or take it out of target_modules "
             "and modules_to_save."
         )

@@ -157,7 +157,7 @@ class FSDP2Strategy(ModelParallelStrategy):
         return self.cpu_offload and self.root_device.type != "cpu"
 
     def model_to_device(self) -> None:
-        """Move what is not sharded; shards are where they belong."""
+        """Move what is not sharded; shards are on their device already."""
         model: Any = self.model
         model._apply(lambda one: one if isinstance(one, DTensor) else one.to(self.root_device))
         _update_properties(model, device=self.root_device)

@@ -1,4 +1,4 @@
-"""Whether the state of an optimizer in a checkpoint is one that the present optimizer can use."""
+"""Whether the state of an optimizer in a checkpoint is one that the current optimizer can use."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class SpendingFile:
         return [path for path, rank in ranks.items() if rank >= world_size]
 
     def write(self, usd: float) -> None:
-        """Replace the sum, in one write of always the same length, so that a kill tears none."""
+        """Replace the sum, in one write of fixed length, which a kill cannot tear."""
         text = json.dumps({"spent_usd": f"{usd:20.8f}", "model": self._model}) + "\n"
         try:
             if self._descriptor is None:

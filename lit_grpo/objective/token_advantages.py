@@ -76,7 +76,7 @@ def _has_spread(difference: Tensor, values: Tensor) -> bool:
 
 
 def _normalise_in_groups(rewards: TokenRewards, config: AdvantageConfig) -> Tensor:
-    """Return [N, C] rewards without the mean of their group, divided by its deviation."""
+    """Return [N, C] rewards minus the mean of their group, divided by its deviation."""
     counted = rewards.has_reward & rewards.mask
     shape = (-1, rewards.group_size * rewards.values.shape[1])
     values, present = rewards.values.reshape(shape), counted.reshape(shape)

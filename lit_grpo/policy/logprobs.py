@@ -56,7 +56,7 @@ class CausalModel(Protocol):
     def with_head(self, function: Callable[[Tensor], T], hidden_states: Tensor) -> T:
         """Call a function of hidden states that uses the methods below, once for all chunks.
 
-        Ranks may have unlike numbers of chunks, and a sharded head is collected by all of them. In
+        Ranks may have different numbers of chunks, and all of them collect a sharded head. In
         what the function returns at most one tensor may carry a gradient.
         """
 

@@ -137,7 +137,7 @@ class Reward:
         return Measurements()
 
     def record_spending(self, run_dir: Path) -> None:
-        """Keep the money spent from now on in the run's directory, where a kill does not undo it.
+        """Record spending from now on in the run's directory, where it survives a kill.
 
         It is called before the first step, after ``load_state_dict``; every rank calls it.
         """

@@ -25,6 +25,6 @@ class ScratchDirectory:
         self._remover.communicate(b"\n")
 
     def keep(self) -> None:
-        """Never delete the directory."""
+        """Keep the directory, also after this process has ended."""
         self._remover.kill()
         self._remover.communicate()

@@ -57,7 +57,7 @@ class ResumedEarlyStopping(Callback):
 
 
 def _has_ended_run(callback: EarlyStopping, state: dict[str, Any]) -> bool:
-    """Return whether what ended the run would also end it with the present settings."""
+    """Return whether what ended the run would also end it with the current settings."""
     reason = EarlyStoppingReason(state["stopping_reason"])
     if reason is EarlyStoppingReason.PATIENCE_EXHAUSTED:
         return bool(state["wait_count"] >= state["patience"])

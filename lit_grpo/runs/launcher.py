@@ -34,7 +34,7 @@ POLL_SECONDS = 0.2
 SAME_ERROR_SECONDS = 5.0
 """Time that passes at most between the errors of two ranks that have the same one."""
 GRACE_SECONDS = 15.0
-"""Time for this process to end after another has, before it is taken for stuck in a collective."""
+"""Time for this process to end after another has, before it is considered stuck in a collective."""
 
 
 class RankLauncher(_SubprocessScriptLauncher):

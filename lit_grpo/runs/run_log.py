@@ -1,4 +1,4 @@
-"""Write ``run.log`` during a training, and leave out what libraries say in passing."""
+"""Write ``run.log`` during a training, and filter routine messages of libraries."""
 
 from __future__ import annotations
 

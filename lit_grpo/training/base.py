@@ -294,7 +294,7 @@ class PolicyModule(L.LightningModule):
         """Keep a sharded policy whole within the context, if the engine samples with it.
 
         An engine that does so without saying it is refused at its first pass: ranks that make
-        unlike numbers of passes would wait for each other, or mix up their weights.
+        different numbers of passes would wait for each other, or mix up their weights.
         """
         model = self.policy.model
         if self.engine.samples_with_policy:

@@ -413,7 +413,7 @@ class GRPOModule(EvaluatedModule):
 
     @property
     def trouble(self) -> str:
-        """Present trouble, which `Checkpoints` asks for; empty if there is none."""
+        """Current trouble, which `Checkpoints` asks for; empty if there is none."""
         num_skipped = self.skipped_steps.in_a_row
         return f"{num_skipped} optimizer steps in a row were skipped" if num_skipped else ""
 

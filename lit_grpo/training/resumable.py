@@ -57,7 +57,7 @@ class ResumableModule(PolicyModule):
     _last_start_step = 0
     """The rollout step from which the run was last started or resumed."""
     _has_other_optimizer = False
-    """Whether the state of the optimizer in the checkpoint is of no use to the present one."""
+    """Whether the state of the optimizer in the checkpoint is of no use to the current one."""
     allow_changes = False
     """Whether a resumed run may have other settings or data than the one before."""
 

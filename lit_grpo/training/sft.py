@@ -47,7 +47,7 @@ MAX_SKIPPED_STEPS = 5
 SHOWN_CHARACTERS = 80
 """How much of a target is logged."""
 END_TOKENS = 64
-"""More than a target has beside the bytes of its text: its end, and the marks of reasoning."""
+"""More tokens than a target has beyond its bytes: its end, and the marks of reasoning."""
 
 
 @checks_keywords

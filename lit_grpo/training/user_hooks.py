@@ -1,4 +1,4 @@
-"""Let exceptions of the user's hooks end a run that loops and Python would take for something else.
+"""End a run on exceptions of the user's hooks that Lightning's loops or Python would misread.
 
 Lightning's loops take a StopIteration for the end of the data: they would go on without the rest of
 the step, or repeat it for ever. SystemExit would end the process without a reason or a checkpoint.
@@ -60,7 +60,7 @@ def _guarded(hook: Callable[..., Any], name: str, is_users: bool) -> Callable[..
 
 
 def _about(name: str, error: Exception, arguments: tuple[Any, ...]) -> str:
-    """Return what is said below the traceback of a hook of the user's."""
+    """Return the note below the traceback of a hook of the user's."""
     said = f"Raised in the hook {name}."
     outputs = next((one for one in arguments if isinstance(one, dict)), None)
     if isinstance(error, KeyError) and outputs and error.args[0] not in [*outputs]:

@@ -1,4 +1,4 @@
-"""Names of TRL, verl and OpenRLHF for settings that are called otherwise here."""
+"""Names of TRL, verl and OpenRLHF for settings that have other names here."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ KEYS = {
     "max_response_length": "model.sampling.max_tokens",
     "max_prompt_length": "data.max_prompt_tokens",
     "reward_funcs": "model.rewards",
+    "model_name_or_path": "model.policy.path",
+    "dataset_name": "data.train",
     "reward_weights": "model.rewards (the weight of each)",
     "num_iterations": "model.update.epochs",
     "ppo_epochs": "model.update.epochs",

@@ -100,7 +100,7 @@ def _section(key: str) -> str:
 
 
 def _in_program(key: str, owner: str, known: Sequence[str]) -> str:
-    """Return what of a program a key of a config is: ``objective.kl.coef of GRPOModule``.
+    """Return the counterpart of a config's key in Python: ``objective.kl.coef of GRPOModule``.
 
     Args:
         owner: Name of the class that was given the keyword, whose own settings are ``known``.

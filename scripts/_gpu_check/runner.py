@@ -46,7 +46,7 @@ PARTS = {
     "variants": Times(least=40, most=150),
     "trl": Times(least=90, most=400),
 }
-"""In the order in which they run: what must be known first comes first. However long the parts
+"""In the order in which they run: what others depend on comes first. However long the parts
 before `steps` take, it has time for both of its models."""
 
 

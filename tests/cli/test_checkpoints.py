@@ -198,7 +198,7 @@ with locked(Path(sys.argv[1])):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "checkpoints needs RUN: the run whose checkpoints are meant. For example: lit"),
+        ([], "checkpoints needs RUN: the run with the checkpoints. For example: lit"),
         (["nowhere"], "nowhere: no such run."),
         (["."], ". has no checkpoint. Did you mean run?"),
         (["run/checkpoints"], "run/checkpoints has no checkpoint.\n"),

@@ -279,7 +279,7 @@ ARGUMENTS = {
 
 FILES = {
     "{trainer: {max_stepz: 3}}": "trainer.max_stepz: no such key. Did you mean max_steps?",
-    "{trainr: {max_steps: 3}}": "trainr.max_steps: no such key. Did you mean trainer.max_steps?",
+    "{trainr: {max_steps: 3}}": "trainr: no such key. Did you mean trainer?",
     "{model: {lr: 1e-4}}": "model.lr: no such key. Did you mean model.optimizer.lr?",
     "{group_size: 3}": "group_size: no such key. Did you mean model.group_size?",
     "{model: {group_sise: 3}}": "model.group_sise: no such key. Did you mean group_size?",
@@ -292,7 +292,7 @@ FILES = {
         "Did you mean cosine?"
     ),
     "{model: {policy: {architectur: {a: 1}}}}": (
-        "model.policy: Policy.architectur.a: no such key. Did you mean architecture?"
+        "model.policy: Policy.architectur: no such key. Did you mean architecture?"
     ),
     "{model: {rewards: MathReward}}": (
         "model.rewards: expected list[Reward], got MathReward. A list of one is '[MathReward]'."

@@ -16,7 +16,7 @@ def test_an_option_may_be_written_with_dashes(option):
 
 @pytest.mark.parametrize("option", ["--out", "--cache", "--holdout"])
 def test_none_is_no_path_of_an_option(option):
-    with pytest.raises(UserError, match=f"^{option}: None is no path. Leave it out, or write ./N"):
+    with pytest.raises(UserError, match=f"^{option}: None is not a path. Leave it out, or"):
         parse_options("prepare", [f"{option}=None"])
 
 

@@ -97,7 +97,7 @@ def test_a_failure_is_one_line_after_what_wandb_says(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "wandb-sync needs RUN: the run whose directory wandb/ has what was not sent."),
+        ([], "wandb-sync needs RUN: the run with unsent data in wandb/."),
         (["nowhere"], "nowhere: no such run directory."),
         (["run"], "run/wandb has nothing to send"),
         (["run", "--all"], "unrecognized arguments: --all. See lit-grpo wandb-sync --help."),

@@ -167,7 +167,7 @@ def _cells(one: Measures) -> dict[str, str]:
 
 
 def _of_policy(one: Measures) -> Iterator[str]:
-    """Yield the line on rows that a policy gets never or always right, and learns nothing from."""
+    """Yield the line on rows that a policy always or never gets right, which teach it nothing."""
     if rates := one.pass_rates:
         yield (
             f"{rates.num_rows:,} rows with a pass rate: {rates.num_never:,} never right, "

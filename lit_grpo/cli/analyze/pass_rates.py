@@ -54,7 +54,7 @@ ROUNDING = 1e-9
 
 
 def write_pass_rates(given: argparse.Namespace, keys: Sequence[str]) -> int:
-    """Sample completions of a policy for the rows of a split; add what their scores say to it.
+    """Sample completions of a policy for the rows of a split, and add the pass rates to it.
 
     The rows are the training prompts of the config, and get its format and its rewards. Without a
     config they are the verifiable rows, whose answers `MathReward` checks.
@@ -85,7 +85,7 @@ def write_pass_rates(given: argparse.Namespace, keys: Sequence[str]) -> int:
     settings = [
         f"--model.policy.path={given.policy}",
         f"--model.group_size={given.samples}",
-        "--model.outage.max_absent_fraction=0",  # a run may go on without scores, a rate may not
+        "--model.outage.max_absent_fraction=0",  # a rate needs all scores
         *_default_rewards(invocation, keys),
         *_default_data(str(path), invocation, keys),
     ]
@@ -129,8 +129,8 @@ class _Estimate:
     policy: str
     samples: int
     success: float | None
-    """The sum of rewards from which a completion is right; None for 1, and for nothing right or
-    wrong in a source with other sums than 0 and 1."""
+    """The sum of rewards from which a completion is right; None means 1; in a
+    source with sums other than 0 and 1, no completion is right or wrong then."""
     rows: dict[str, _Sampled] = field(default_factory=dict)
     """Row id -> summary of its scores."""
     graded: set[str] = field(default_factory=set)
@@ -178,7 +178,7 @@ class _Estimate:
         return ExitCode.DONE
 
     def _refuse(self, status: ScoreStatus, cache: SampleCache) -> int:
-        """Print that so many scores are missing that the others would say something else."""
+        """Print that too many scores are missing for reliable pass rates."""
         return print_error(
             f"{status.fatal or status} {self.prepared.path} is unchanged. The completions are kept "
             f"in {cache.directory}: fix the cause, and run the same command again. To go on "

@@ -53,11 +53,16 @@ class ScoredRow:
 
     @property
     def spread(self) -> float | None:
-        """The best score minus the worst; 0 if they differ only by rounding errors."""
+        """The best score minus the worst; 0 if they differ only by rounding errors.
+
+        As `has_signal` tells, in double precision.
+        """
         if self.scores is None:
             return None
-        spread = max(self.scores) - min(self.scores)
-        return spread if spread > RELATIVE_TOLERANCE * max(map(abs, self.scores)) else 0.0
+        mean = fmean(self.scores)
+        farthest = max(abs(one - mean) for one in self.scores)
+        differ = farthest > RELATIVE_TOLERANCE * max(map(abs, self.scores))
+        return max(self.scores) - min(self.scores) if differ else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ def check_rows(run: BuiltRun) -> Iterator[Finding]:
 
 
 def _suspicious(train: Sequence[Prompt], rewards: Sequence[Reward]) -> Iterator[Finding]:
-    """Yield what is allowed and seldom meant: prompts that are blank, repeated or (un)answered."""
+    """Yield what is allowed but rarely meant: prompts that are blank, repeated or (un)answered."""
     if repeated := len(train) - len({prompt.text for prompt in train}):
         yield remark(f"{repeated:,} of {len(train):,} training prompts repeat others.")
     if blank := sum(_is_blank(prompt) for prompt in train):

@@ -51,7 +51,7 @@ def estimate(run: BuiltRun, memory: Memory) -> MemoryEstimate:
 
 
 def _device(memory: Memory) -> Device:
-    """Return the device of a memory, of which only the memory counts here."""
+    """Return a device with this memory; its other fields are unused."""
     return Device(
         name=memory.name,
         memory=memory.total,

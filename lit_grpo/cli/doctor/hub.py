@@ -1,4 +1,4 @@
-"""Keep the libraries of the Hub from asking it, or from waiting for one that does not answer."""
+"""Keep the Hub's libraries offline, or from waiting for a Hub that does not answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def without_the_hub() -> Iterator[None]:
 
 @contextmanager
 def asking_the_hub_once() -> Iterator[None]:
-    """Within the context, find out at the first request whether the Hub answers at all.
+    """Find out at the first request within the context whether the Hub answers at all.
 
     If it does not, its libraries use only their caches from then on. They would ask for each file
     again and again, for half a minute.

@@ -130,7 +130,7 @@ def _memory_rates() -> tuple[float, float]:
 
 
 def _host_seconds() -> tuple[float, float]:
-    """Return how long a layer takes that computes next to nothing, and the rest of the model."""
+    """Return the overhead of a layer that computes almost nothing, and of the rest of the model."""
     few, many = shortest(*map(_decoding, (FEW_LAYERS, MANY_LAYERS)))
     layer = max(0.0, many - few) / (MANY_LAYERS - FEW_LAYERS)
     rest = max(0.0, few - FEW_LAYERS * layer)

@@ -17,7 +17,7 @@ ENVIRONMENT = re.compile(r"\$\{\s*oc\.env:\s*(\w+)")
 OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 """Numbers that YAML reads in base 8 (``010``) or 60 (``1:30``), if it reads them as numbers."""
 ODD_SPACE = re.compile(r"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
-"""A space that is none to YAML, such as a non-breaking one."""
+"""A space that YAML reads as a letter, such as a non-breaking one."""
 SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)S?(_|$)", re.IGNORECASE)
 
 
@@ -41,7 +41,7 @@ def refuse_empty(config: Any, prefix: str, path: Path) -> None:
 
 
 def refuse_paths_as_sources(config: dict[str, Any], path: Path) -> None:
-    """Raise UserError if a source of a mixture is no mapping: the parser would import or read it.
+    """Raise UserError if a mixture's source is not a mapping: the parser would import or read it.
 
     It may be another YAML file.
     """
@@ -95,7 +95,7 @@ def _odd_space(path: Path, line: int, space: str) -> UserError:
 
 
 def refuse_other_bases(root: yaml.Node | None, path: Path | None) -> None:
-    """Raise UserError if a number would be read as another one than it looks like.
+    """Raise UserError if a number would be read as a different one than it looks like.
 
     Args:
         path: The config file; None for a value of the command line.
@@ -121,7 +121,7 @@ def explain_other_base(text: str, value: object) -> str:
 def _scalars(
     node: yaml.Node | None, walked: set[int], *, with_keys: bool = False
 ) -> Iterator[yaml.ScalarNode]:
-    """Yield every value of a file that is no mapping or list, and the keys if they are wanted."""
+    """Yield every value of a file but mappings and lists, and the keys if they are wanted."""
     if isinstance(node, yaml.ScalarNode):
         yield node
     elif node is not None and id(node) not in walked:  # else an alias of what an anchor names
@@ -141,8 +141,8 @@ def refuse_repeated_keys(root: yaml.Node | None, path: Path) -> None:
             first, last = sorted((seen[key], line))
             where = f"line {first}" if first == last else f"lines {first} and {last}"
             raise UserError(
-                f"{path}, {where}: the key {key} must stand once in a file, got it twice (the "
-                "last one would replace the first). Remove or rename one of them."
+                f"{path}, {where}: the key {key} must appear only once in a file, got it twice "
+                "(the last one would replace the first). Remove or rename one of them."
             )
         seen[key] = line
 

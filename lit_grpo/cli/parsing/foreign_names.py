@@ -1,4 +1,4 @@
-"""Names of TRL, verl and OpenRLHF for values that are called otherwise here."""
+"""Names of TRL, verl and OpenRLHF for values that have other names here."""
 
 from __future__ import annotations
 

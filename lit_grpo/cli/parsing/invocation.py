@@ -103,7 +103,7 @@ def _without_architecture(
 ) -> list[str]:
     """Return the argument that removes a file's architecture, for a path on the command line.
 
-    Nothing unless there is one of each, and the command line says nothing of the architecture.
+    Return nothing unless there is one of each, and the command line does not set the architecture.
     """
     key = "--model.policy.architecture"
     has_path = last_value("model.policy.path", [], arguments) not in (None, "null")

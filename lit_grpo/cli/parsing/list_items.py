@@ -77,7 +77,7 @@ def _explain(parser: Any, items: list[Any], key: str, number: str, setting: str 
 
 
 def _of_another(parser: Any, items: list[Any], key: str, argument: str) -> str:
-    """Return which item has a setting that the last lacks; empty if none has, or the last."""
+    """Return which item has a setting that the last one lacks; empty if there is none."""
     setting = argument.removeprefix(f"{key}.").removeprefix("init_args.")
     name, (*others, last) = setting.split(".")[0], map(_name, items)
     of_last = _settings(parser, key, last)  # none if the parser has to say what is wrong with it

@@ -1,7 +1,7 @@
-"""Combine config files and arguments as the parser alone would not.
+"""Combine config files and arguments, in two ways differently from the parser.
 
-Of lists of objects the last one counts, where the parser merges their objects one by one; mappings
-of free form are merged key by key, where the parser takes the last one.
+The last list of objects replaces earlier ones, which the parser would merge object by object;
+mappings of free form are merged key by key, where the parser takes the last one.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import argparse
 from typing import Any, NoReturn
 
 from jsonargparse import DefaultHelpFormatter, Namespace
+from jsonargparse._common import parser_context
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_grpo.cli.parsing.environment import override
@@ -41,7 +42,12 @@ class Parser(StrictParser, LightningArgumentParser):
         return self._seeded(expand_home(super().parse_args(*args, **kwargs)))
 
     def validate(self, namespace: Any, skip_unset: bool = True, **kwargs: Any) -> None:
-        """Check every value, also what jsonargparse lets pass: null, and a value for a section."""
+        """Check every value, also what jsonargparse lets pass: null, and a value for a section.
+
+        Unknown keys come first: one may be a mistyped name of what is then missing.
+        """
+        with parser_context(lenient_check=True):
+            super().validate(namespace, **kwargs)
         for section in self.groups or ():
             if section in namespace and not isinstance(namespace[section], Namespace):
                 raise TypeError(f'Parser key "{section}":\nNo section: {namespace[section]}')

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from lit_grpo.cli.errors import broken_import, one_line
 from lit_grpo.cli.parsing.foreign_names import suggest_value
 from lit_grpo.cli.parsing.merging import REWARDS
-from lit_grpo.cli.parsing.suggestions import keys, suggest, suggest_key
+from lit_grpo.cli.parsing.suggestions import keys, suggest, suggest_key, unknown_section
 from lit_grpo.cli.parsing.type_hints import (
     class_names,
     find_object,
@@ -266,6 +266,11 @@ def explain_no_function(parser: Any, key: str, match: re.Match[str]) -> str:
 def explain_unknown_key(parser: Any, key: str, match: re.Match[str]) -> str:
     full_key = ".".join(filter(None, [match["group"], match["key"]]))
     hint = suggest_key(parser, full_key)
+    section, siblings = unknown_section(parser, full_key)
+    if section != full_key:
+        of_section = did_you_mean(section.rsplit(".", 1)[-1], siblings)
+        if of_section or not hint:
+            return f"{section}: no such key.{of_section}"
     hint = hint or did_you_mean(full_key.split(".")[0], ("class_path", "init_args"))
     return f"{full_key}: no such key.{hint}"
 

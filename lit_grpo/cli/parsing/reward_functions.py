@@ -17,14 +17,14 @@ from lit_grpo.rewards import Reward
 EVALUATION, ACCURACY = "model.evaluation", "accuracy"
 
 _COLON = re.compile(r"[\w./~-]+:[A-Za-z_]\w*")
-"""``module:function`` or ``path/to/file.py:function``, which no class is written like."""
+"""``module:function`` or ``path/to/file.py:function``, a form that no class path has."""
 _FILE = re.compile(r"[\w./~-]+\.py")
 """A path without a function; `FunctionReward` then lists the functions of the file."""
 _DOTTED = re.compile(r"(\w+\.)+\w+")
 
 
 def take_functions(parser: Any) -> None:
-    """Let `model.rewards` and `model.evaluation.accuracy` of a parser have functions."""
+    """Let `model.rewards` and `model.evaluation.accuracy` of a parser accept functions."""
     for action in parser._actions:
         if action.dest == REWARDS:
             _wrap(action, with_functions)

@@ -16,7 +16,7 @@ from lit_grpo.types import foreign_keys
 from lit_grpo.types.spelling import did_you_mean
 
 SLIP = 0.9
-"""Similarity of a word with a slip of the pen; ``reward`` and ``rewards`` have 0.92."""
+"""Similarity of a word with a typo; ``reward`` and ``rewards`` have 0.92."""
 MAX_DEPTH = 2
 """How deep in classes a key is looked for; classes may contain each other."""
 
@@ -24,6 +24,16 @@ MAX_DEPTH = 2
 def keys(parser: Any) -> list[str]:
     """Return every option of a parser without its dashes: ``trainer.max_steps``."""
     return [option.lstrip("-") for action in parser._actions for option in action.option_strings]
+
+
+def unknown_section(parser: Any, key: str) -> tuple[str, set[str]]:
+    """Return the part of a key up to the first name that is unknown, and the names beside that."""
+    paths, parts = [path.split(".") for path in keys(parser)], key.split(".")
+    for level, part in enumerate(parts):
+        siblings = {path[level] for path in paths if path[:level] == parts[:level] != path}
+        if part not in siblings:
+            return ".".join(parts[: level + 1]), siblings
+    return key, set()
 
 
 def suggest_key(parser: Any, key: str) -> str:
@@ -76,7 +86,7 @@ def elsewhere(key: str) -> str:
 
 
 def suggest(key: str, known: Iterable[str]) -> str:
-    """Suggest a last word without a slip, a key of the same name elsewhere, or a close word."""
+    """Suggest a last word without a typo, a key of the same name elsewhere, or a close word."""
     paths = [path.split(".") for path in known]
     parts = key.split(".")
     for level, part in enumerate(parts):

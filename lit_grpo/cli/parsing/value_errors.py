@@ -101,7 +101,7 @@ def _hint(key: str, expected: Any, value: str) -> str:
         inner = ", ".join(f"{name}: {one}" for name, one in named)
         return f" Write the whole key in quotes: '{{{inner}}}'."
     if kind.startswith("dict") and value.startswith("{"):
-        return " Write it in quotes, with a space behind each colon: '{a: b, c: d}'."
+        return " Write it in quotes, with a space after each colon: '{a: b, c: d}'."
     if kind.startswith("list") and re.fullmatch(r"[\w./:-]+", value):
         if base := _class_expected(kind, value):
             return f" {value} is no {base}."

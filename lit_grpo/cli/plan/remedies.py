@@ -1,4 +1,4 @@
-"""Find what makes a step fit that does not: settings, a strategy, more GPUs. Each is estimated."""
+"""Find changes that make a large step fit: settings, a strategy, more GPUs. Each is estimated."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def stated(answer: str) -> str:
 
 
 def _value(text: str) -> Decimal | None:
-    """Return the number that a text is, None if it is more than that."""
+    """Return a text as a number, or None if it is not only a number."""
     is_number = NUMBER.fullmatch(text)
     return Decimal(text.replace(",", "")) if is_number else None
 

@@ -147,7 +147,7 @@ def _usable(
             if bad_rows == "refuse":
                 raise UserError(
                     f"{row.origin} of source {name} cannot be used: {error.detail}. Repair the "
-                    f"row, set sources.{name}.columns, or drop such rows by --bad_rows drop."
+                    f"row, set sources.{name}.columns, or drop such rows with --bad_rows drop."
                 ) from error
             dropped[error.reason] += 1
     return found

@@ -50,7 +50,7 @@ def near_copies(rows: Iterable[PreparedRow], threshold: float) -> dict[str, str]
     """
     from datasketch import MinHash, MinHashLSH
 
-    # Missing a pair is worse than a candidate too many: each is compared exactly.
+    # Rather too many candidates than a missed pair: each candidate is compared exactly.
     lower = CANDIDATES_FROM * threshold
     index = MinHashLSH(threshold=lower, num_perm=NUM_PERMUTATIONS, weights=(0.1, 0.9))
     kept: list[tuple[str, frozenset[str]]] = []

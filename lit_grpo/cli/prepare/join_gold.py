@@ -43,7 +43,7 @@ class GoldCache(Protocol):
 
 
 class NoCache:
-    """The cache where none is given: nothing is scored."""
+    """An empty cache, used if none is given."""
 
     def votes(self, key: str) -> Mapping[int, int]:
         return {}
@@ -150,7 +150,7 @@ def refuse_unscored(
         fixes.append("leave those with one answer out by where: {num_answers: [2, null]}")
     without = sorted({row.source for row in rows}.difference(left))
     if not without:
-        fixes.append("keep only the others by --only_cached")
+        fixes.append("keep only the others with --only_cached")
     elif left:
         fixes.append(f"take {' and '.join(without)} out of the recipe's sources")
     raise UserError(

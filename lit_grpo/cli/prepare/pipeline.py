@@ -192,7 +192,7 @@ def _keep_held_out(splits: Mapping[str, Sequence[PreparedRow]], out: Path) -> No
     except UserError as error:
         raise UserError(
             f"{out} holds out rows, but which is not known: {error} Choose another --out, or give "
-            "the holdout up by --release_holdout."
+            "the holdout up with --release_holdout."
         ) from error
     others = [row for name in SPLITS if name != "holdout" for row in splits[name]]
     freed = [row.id for row in others if earlier and earlier.has(row.id, *row.hashes)]
@@ -200,8 +200,8 @@ def _keep_held_out(splits: Mapping[str, Sequence[PreparedRow]], out: Path) -> No
         raise UserError(
             f"{out} holds out rows that would be trained on or validate, got {len(freed)}: "
             f"{list_some(freed, _IDS_SHOWN)} (evaluations on the holdout could no longer be "
-            f"compared). Keep them by --holdout {path} in place of --holdout_size, choose another "
-            "--out, or give the holdout up by --release_holdout."
+            f"compared). Keep them with --holdout {path} instead of --holdout_size, choose another "
+            "--out, or give the holdout up with --release_holdout."
         )
 
 

@@ -188,7 +188,7 @@ def warmup_config(out: Path) -> Any:
 
 
 def hash_of_recipe(recipe: Recipe) -> str:
-    """Return a hash of what decides about rows: not of who scores them, nor of where files are."""
+    """Return a hash of the settings that determine the rows, without scoring and paths."""
     parts = asdict(replace(recipe, judge=None, description="", gold=Gold()))
     for source in parts["sources"].values():
         del source["data"]

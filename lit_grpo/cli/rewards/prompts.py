@@ -9,7 +9,7 @@ from lit_grpo.types import Prompt
 
 
 def trial_prompts(loader: TrainingLoader, number: int) -> list[Prompt]:
-    """Return the first prompts of a run; of a mixture, equally many first ones of each source.
+    """Return the first prompts of a run; of a mixture, the same number from each source.
 
     A source that a run seldom samples would otherwise not be tried at all. One with too few rows
     leaves its place to the others.

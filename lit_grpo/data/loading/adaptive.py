@@ -21,7 +21,7 @@ Level = Literal["easy", "normal", "hard"]
 LEVELS: tuple[Level, ...] = ("easy", "normal", "hard")
 RESTING = len(LEVELS)
 FALLBACKS = (LEVELS.index("normal"), LEVELS.index("hard"), LEVELS.index("easy"), RESTING)
-"""Where a row comes from if its level has none left."""
+"""Levels to take a row from if its own has none left, in this order."""
 GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it, modulo 1, are spread evenly however many they are."""
 _KEY = "data.sources: adaptive"

@@ -84,7 +84,7 @@ class TrainingLoader(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next batch be the one after the state was saved."""
+        """Continue with the batch that follows the saved state."""
 
 
 class PromptLoader(TrainingLoader):

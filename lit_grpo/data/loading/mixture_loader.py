@@ -156,7 +156,7 @@ class MixtureLoader(TrainingLoader):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next batch be the one after the state was saved.
+        """Continue with the batch that follows the saved state.
 
         Raises:
             UserError: the sources, or the rows of one, differ from the state's.

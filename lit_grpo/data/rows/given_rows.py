@@ -140,7 +140,7 @@ def _kind_of_all(key: str, items: Sequence[Any]) -> str:
     """Return which kind of sources a list has; empty if it has none.
 
     Raises:
-        UserError: an item is no source, or of another kind than the first.
+        UserError: an item is not a source, or of another kind than the first.
     """
     first = _kind(items[0]) if items else ""
     for number, one in enumerate(items, start=1):

@@ -98,7 +98,7 @@ MACHINE = (
             "ends the run."
         ),
         advice=(
-            "Free some space, and resume the run, by `--ckpt_path auto` if it has no checkpoint "
+            "Free some space, and resume the run, with `--ckpt_path auto` if it has no checkpoint "
             "yet.",
         ),
         more=(

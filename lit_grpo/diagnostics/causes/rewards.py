@@ -58,7 +58,7 @@ REWARDS = (
         ),
         advice=(
             "The message names the reward and how its scores ended: fix that first. Each row of "
-            "completions/ has the outcome, and the detail behind it.",
+            "completions/ has the outcome and its detail.",
             "If a reward returns None for rows of other sources, let it score some of every step.",
         ),
         noticed_by="`ZeroRewardBreaker`",

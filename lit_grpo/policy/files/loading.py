@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 """Files of which a directory with a tokenizer has at least one."""
 READ_AS_OTHERS = {"model_type", "rope_theta", "rope_scaling", "partial_rotary_factor"}
-"""Fields of earlier versions of `transformers`, which it makes others of."""
+"""Deprecated fields, which `transformers` converts."""
 COMPUTE_NOTHING = {"use_cache", "initializer_range", "pretraining_tp"}
-"""Fields of an architecture that leave what its weights compute as it is."""
+"""Fields of an architecture that do not affect what its weights compute."""
 SIMILARITY_OF_MISTYPED = 0.85
 
 
@@ -196,7 +196,7 @@ def build_model(
 def architecture_settings(
     architecture: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Any]:
-    """Return what decides what a model of this architecture computes, also where it is a default.
+    """Return the fields that determine what a model of this architecture computes, with defaults.
 
     These are the fields of its own config, without those that all models have.
     """

@@ -114,7 +114,7 @@ def explained_errors(what: str, source: str, patterns: Sequence[str], key: str) 
     _check_source(what, source, patterns, key)
     exists = Path(source).exists()
     if not exists:
-        rank_zero_only(log.info)("%s is no directory: asking the Hub for the %s", source, what)
+        rank_zero_only(log.info)("%s is not a directory: asking the Hub for the %s", source, what)
     try:
         if not exists and "/" not in source:
             _check_short_name(what, source, key)

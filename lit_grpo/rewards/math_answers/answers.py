@@ -20,7 +20,7 @@ MAX_PARSED_CHARACTERS = 6000
 """A longer text is not an answer."""
 MAX_CHARACTERS_WITH_UNIT = 500
 MAX_EXTRA_CHARACTERS = 1000
-"""An answer that is longer than its gold by more is wrong."""
+"""Characters by which a right answer may be longer than the gold answer."""
 MAX_WORDS = 3
 """An answer with more words is a sentence, which cannot be compared."""
 _PLAIN = re.compile(

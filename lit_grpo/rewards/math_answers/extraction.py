@@ -168,7 +168,7 @@ def _last_marks(text: str) -> list[re.Match[str]]:
 
 
 def _at_mark(text: str, mark: re.Match[str]) -> str:
-    """Return what a mark marks: the line before a verdict, else the text behind the mark."""
+    """Return what a mark marks: the line before a verdict, else the text after the mark."""
     if mark.re is _VERDICT:
         start = max(0, mark.start() - MAX_ANSWER_CHARACTERS)
         return text[start : mark.start()].rpartition("\n")[2]
@@ -198,7 +198,7 @@ def _tagged_text(text: str) -> str | None:
 
 
 def _under_heading_mark(text: str) -> Answer | None:
-    """Return the answer behind ``####``, unless that is a heading of Markdown."""
+    """Return the answer after ``####``, unless that is a heading of Markdown."""
     line, _, rest = text.lstrip(" \t:").partition("\n")
     answer = answer_in_sentence(line)
     is_heading = answer is None or answer.number is None or has_prose(line)

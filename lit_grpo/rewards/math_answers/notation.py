@@ -39,7 +39,7 @@ _LOOKS = _compiled(
     (rf"\\text ?\{{ ?({_FUNCTIONS}) ?\}}", r"\\\1 "),
     (r"\\text ?\{([ei])\}", r"\1"),
 )
-"""Space, and commands that change nothing but the looks."""
+"""Space, and commands that only affect appearance."""
 _SYNONYMS = _compiled(
     (r"(?<!\\)\\\$", ""),
     (r"(?<!\\)\\([%#])", r"\1"),

@@ -55,7 +55,7 @@ _UNIT = rf"(?:[€£¥]|/[A-Za-z]+)?{_ATTACHED}(?=(?P<units>{_SPACED}*))(?P=unit
 _LETTER = rf"(?P<letter> [mglsh]{_POWER})?"
 _NUMBER_WITH_UNIT = re.compile(rf"{NUMBER}(?:{_LETTER}|{_UNIT}) ?", re.IGNORECASE)
 UNIT_AT_END = re.compile(rf"(?:(?<=[\w}})]){_SPACED})+$")
-"""The unit behind a formula."""
+"""The unit after a formula."""
 _TEXT_IN_NUMBER = re.compile(r"\\text ?\{([^{}]*)\}")
 _FRACTION = re.compile(rf"\\frac ?\{{ ?(-?{_UNSIGNED}) ?\}} ?\{{ ?(-?{_UNSIGNED}) ?\}}")
 _SPACES = re.compile(r" {2,}")

@@ -1,4 +1,4 @@
-"""Find the answer in prose: in the sentence behind a mark, or at the end of a text."""
+"""Find the answer in prose: in the sentence after a mark, or at the end of a text."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def has_prose(text: str) -> bool:
 
 
 def _answer_in_prose(sentence: str) -> Answer | None:
-    """Return what a sentence starts with, else what stands behind its last verb."""
+    """Return what a sentence starts with, else what follows its last verb."""
     verb = _VERB.search(sentence)
     formula = _FORMULA.match(sentence)
     first = formula if formula and not has_prose(formula[0]) else _NUMBER.match(sentence)

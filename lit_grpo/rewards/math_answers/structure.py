@@ -12,7 +12,7 @@ from lit_grpo.rewards.math_answers.quantities import THOUSANDS
 
 MAX_ITEMS = 50
 MAX_DEPTH = 20
-"""Deeper brackets are no answer, and a parser needs ages for them."""
+"""Deeper brackets are not an answer, and take very long to parse."""
 
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
 _OPENING = {"(": 1, "[": 1, "{": 1, r"\{": 1, r"\begin": 1, r"\lfloor": 1, r"\lceil": 1}

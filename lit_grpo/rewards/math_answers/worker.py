@@ -107,7 +107,7 @@ def _parse(latex: str, *, is_complex: bool | None = None) -> Any:
         normalize_latex(latex, _NORMALIZATION),
         is_real=not is_complex,
         normalization_config=None,
-        # N and n are two variables where both occur, otherwise the case is a matter of taste.
+        # N and n are two variables where both occur, otherwise case is ignored.
         conversion_config=ConversionConfig(
             lowercase_symbols=not any(one.swapcase() in letters for one in letters if one.isalpha())
         ),

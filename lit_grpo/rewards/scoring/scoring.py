@@ -150,7 +150,7 @@ class Scoring:
         return self._combined()
 
     def so_far(self) -> RolloutBatch:
-        """Return the scores that have come by the end of the step, which no call still changes."""
+        """Return the scores so far, which later calls no longer change."""
         self.cancel()
         self._give_up_on("the step ended before it came")
         return self._combined()

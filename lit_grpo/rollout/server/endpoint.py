@@ -45,7 +45,7 @@ class ServerUnreachable(ConnectionFailed):
 
 
 class OtherProgram(ServerError):
-    """A web page came, so another program answers at the address; waiting will not change that."""
+    """The reply was a web page, so another program listens at the address: waiting is no use."""
 
 
 def in_words(error: ServerError | RequestRefused) -> str:

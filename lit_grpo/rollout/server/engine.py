@@ -314,7 +314,7 @@ class ServedEngine(RolloutEngine):
         return ""
 
     def _stand_by(self) -> str:
-        """Take part in the waiting of the ranks that update servers; return no failure."""
+        """Wait with the ranks that update servers; return no failure."""
         while not all(gather_objects(True)):
             self.on_wait()
         return ""

@@ -114,7 +114,7 @@ def _choose(
 
 
 def _apply_settings(trainer: L.Trainer, settings: list[list[dict[str, Any]]]) -> None:
-    """Go on with the present settings of the optimizers, such as the learning rate."""
+    """Continue with the current settings of the optimizers, such as the learning rate."""
     for optimizer, groups in zip(trainer.optimizers, settings, strict=True):
         for group, present in zip(optimizer.param_groups, groups, strict=True):
             group.update(present)

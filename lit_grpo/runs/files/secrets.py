@@ -39,7 +39,7 @@ def change_without_secrets(change: str) -> str:
 
 
 def _parsed(text: str) -> Any:
-    """Return the value that a text stands for: a number, such as ``max_tokens``, is no secret."""
+    """Return the value that a text stands for: a number is not a secret (``max_tokens``)."""
     try:
         return literal_eval(text)
     except (ValueError, TypeError, SyntaxError):

@@ -111,7 +111,7 @@ class HealthMonitor(Callback):
         self._check_weights(trainer, pl_module)
 
     def _check_weights(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Act on weights that something has spoilt since the step before: sampling would fail.
+        """Act on weights that are no longer finite since the last step: sampling would fail.
 
         Raises:
             Diverged: they are not finite, and the run is to stop.

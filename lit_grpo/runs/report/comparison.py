@@ -1,4 +1,4 @@
-"""Draw runs over each other to compare them: one colour a run, one panel for each quantity."""
+"""Overlay runs to compare them: one colour a run, one panel for each quantity."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def free_path_of_comparison(runs: Sequence[Run]) -> Path:
 
 
 def draw_comparison(runs: Sequence[Run], path: Path) -> None:
-    """Draw runs over each other, in a picture.
+    """Overlay runs in a picture.
 
     A run that started from another one of them begins at the step where that one ended.
     """

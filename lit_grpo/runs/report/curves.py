@@ -71,7 +71,7 @@ STEP_PHASES = {
 
 
 def draw_curves(runs: Sequence[Run], path: Path) -> None:
-    """Draw the stages of one training behind each other."""
+    """Draw the stages of one training one after another."""
     with open_picture(path, runs) as (figure, panels):
         title = "  →  ".join(run.label for run in runs)
         figure.suptitle(title, x=0.012, ha="left", fontsize=13, color=INK)

@@ -114,7 +114,7 @@ class RunSettings:
             return False
         rank_zero_only(log.warning)(
             "the validation rows are not those of the run so far (%s -> %s): accuracies from "
-            "before cannot be compared with those from here on, and best.ckpt starts anew.",
+            "before cannot be compared with those from here on, and best.ckpt starts again.",
             *(before, rows),
         )
         return True
@@ -122,7 +122,7 @@ class RunSettings:
     def add_reward_code(self, code: Mapping[str, str | None], *, has_scored: bool) -> None:
         """Take checksums of the rewards' code by their names, and warn of those that have changed.
 
-        It is not an error: a comment may have changed, or a bug been mended for the resume.
+        It is not an error: a comment may have changed, or a bug been fixed for the resume.
 
         Args:
             has_scored: Whether the run has taken a step with the code before.

@@ -1,4 +1,4 @@
-"""Find settings that, with the others, do nothing or not what they are for."""
+"""Find settings that, with the others, have no effect, or not the intended one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _READ_BY_A_FUNCTION = (
 def settings_without_effect(
     objective: Objective, advantage: AdvantageConfig, update: UpdateConfig
 ) -> list[str]:
-    """Return a message for each changed setting that does nothing, or not what it is for."""
+    """Return a message for each changed setting that has no effect, or not the intended one."""
     found = [*_of_objective(objective, update), *_of_advantage(advantage)]
     messages = [f"model.{key} has no effect with {other}." for key, other in found]
     kl, has_loss = objective.kl, objective.function is None
@@ -54,7 +54,7 @@ def _of_objective(objective: Objective, update: UpdateConfig) -> Iterator[tuple[
         yield from ((f"objective.{key}", others) for key in changed)
     if objective.function is not None:
         changed = [key for key in _changed(objective) if key not in _READ_BY_A_FUNCTION]
-        yield from ((f"objective.{key}", "a function in place of the loss") for key in changed)
+        yield from ((f"objective.{key}", "a function instead of the loss") for key in changed)
     if objective.old_logprobs == "sampler" and "sampler_correction" in _changed(objective):
         yield "objective.sampler_correction", "old_logprobs: sampler (the weights are 1)"
     yield from _of_terms(objective, update)
@@ -87,7 +87,7 @@ def _of_advantage(advantage: AdvantageConfig) -> Iterator[tuple[str, str]]:
     changed = _changed(advantage)
     if advantage.function is not None:
         others = [key for key in changed if key != "function"]
-        yield from ((f"advantage.{key}", "a function in place of all of them") for key in others)
+        yield from ((f"advantage.{key}", "a function instead of all of them") for key in others)
     elif "batch_statistics" in changed and not (
         advantage.rescale or "batch" in (advantage.baseline, advantage.deviation)
     ):

@@ -12,7 +12,7 @@ from lit_grpo.objective.kl import KLControl
 
 
 class Coefficients:
-    """The present coefficients, and how they change after each step."""
+    """The current coefficients, and how they change after each step."""
 
     def __init__(self, objective: Objective) -> None:
         self.kl = KLControl(term=objective.kl, coef=objective.kl.coef)

@@ -51,7 +51,7 @@ def scale_learning_rate(schedule: Any, data: object) -> None:
 
 
 def _scaled(factor: Callable[[int], float], scale: Callable[[int], float]) -> Any:
-    """Return both together as a plain function, of which a schedule saves nothing."""
+    """Return both together as a plain function, which a schedule does not save."""
 
     def scaled(step: int) -> float:
         return factor(step) * scale(step)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 from analyzed import measured, write_run
 from cli_base import BASE
@@ -19,6 +20,7 @@ from lit_grpo.cli.prepare.join_gold import Checked, vote_key
 from lit_grpo.cli.prepare.recipe import Recipe, RecipeSource
 from lit_grpo.cli.prepare.rows import PreparedRow
 from lit_grpo.judge import Judge
+from lit_grpo.objective.advantages import has_signal
 from lit_grpo.runs.files.completions import write_table
 
 
@@ -134,3 +136,12 @@ def test_a_file_of_other_rows_is_told_what_gives_them_scores(here, capsys):
 )
 def test_scores_that_differ_by_rounding_have_no_spread(scores, spread):
     assert ScoredRow(source="a", scores=scores).spread == spread
+
+
+@pytest.mark.parametrize("difference", [4e-7, 5e-7, 7e-7, 1e-5])
+def test_scores_have_a_spread_if_their_group_has_a_signal(difference):
+    scores = (1.0, 1.0 + difference)
+    group = torch.tensor([scores], dtype=torch.double)
+    expected = bool(has_signal(group, torch.ones(1, 2, dtype=torch.bool)))
+    assert bool(ScoredRow(source="a", scores=scores).spread) is expected
+    assert expected is (difference > 6e-7)

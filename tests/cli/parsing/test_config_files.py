@@ -116,10 +116,13 @@ data.init_args.train: rows.jsonl
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (TWICE, r"my\.yaml, lines 1 and 4: the key trainer must stand once in a file"),
-        (NESTED, r"my\.yaml, line 4: the key model\.rewards\.0\.init_args\.weight must stand"),
+        (TWICE, r"my\.yaml, lines 1 and 4: the key trainer must appear only once in a file"),
+        (NESTED, r"my\.yaml, line 4: the key model\.rewards\.0\.init_args\.weight must appear"),
         ("trainer: {max_steps: 5}\ntrainer.max_steps: 7\n", r"lines 1 and 2: the key trainer\.max"),
-        ("'seed': 1\nseed: 2\n", r"lines 1 and 2: the key seed must stand once in a file, got it"),
+        (
+            "'seed': 1\nseed: 2\n",
+            r"lines 1 and 2: the key seed must appear only once in a file, got",
+        ),
     ],
 )
 def test_a_key_twice_in_a_file_is_refused_with_its_lines(text, message, tmp_path, capsys):

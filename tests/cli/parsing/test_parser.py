@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from lit_grpo.__main__ import main
 from lit_grpo.cli.parsing.parser import Parser
 from lit_grpo.rewards import Reward
 from lit_grpo.types import UserError
@@ -72,3 +73,39 @@ def test_a_config_is_printed_as_it_would_run_and_stays_as_it_was(parser, monkeyp
     monkeypatch.setenv("COLOUR", "blue")
     assert yaml.safe_load(parser.dump(config))["reward"]["init_args"]["colour"] == "blue"
     assert config.reward.init_args.colour == "red"
+
+
+WHOLE = """
+trainer: {max_steps: 2}
+model:
+  policy: {path: no_such_model}
+  rewards: [MathReward]
+data: {class_path: PromptData, init_args: {train: train.jsonl}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "error"),
+    [
+        ("rewards", "reward", "model.reward: no such key. Did you mean rewards?"),
+        ("rewards", "reward_funcs", "model.reward_funcs: no such key. Set model.rewards."),
+        ("policy", "polcy", "model.polcy: no such key. Did you mean policy?"),
+        ("data", "dataset", "dataset: no such key. Did you mean data?"),
+        ("model", "modl", "modl: no such key. Did you mean model?"),
+    ],
+)
+def test_a_mistyped_key_is_named_before_the_one_that_is_missing(
+    key, given, error, tmp_path, capsys
+):
+    path = tmp_path / "my.yaml"
+    path.write_text(WHOLE.replace(f"{key}:", f"{given}:"))
+    assert main(["fit", f"--config={path}"]) == 2
+    assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_a_flat_config_of_trl_is_told_where_its_first_key_belongs(tmp_path, capsys):
+    path = tmp_path / "trl.yaml"
+    path.write_text("model_name_or_path: some/model\nlearning_rate: 1.0e-5\nnum_generations: 4\n")
+    assert main(["fit", f"--config={path}"]) == 2
+    error = "error: model_name_or_path: no such key. Set model.policy.path.\n"
+    assert capsys.readouterr().err == error

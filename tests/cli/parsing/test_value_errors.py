@@ -105,5 +105,5 @@ def test_a_mapping_without_spaces_is_told_how_one_is_written(here, capsys):
     words = ["--config=my.yaml", "--data.columns", "{prompt:ask,answer:told}"]
     assert error_of(words, here, capsys) == (
         "data: PromptData.columns: expected dict[str, str] or null, got {prompt:ask,answer:told}. "
-        "Write it in quotes, with a space behind each colon: '{a: b, c: d}'."
+        "Write it in quotes, with a space after each colon: '{a: b, c: d}'."
     )

@@ -48,7 +48,7 @@ def test_a_row_that_no_filter_keeps_is_counted_under_the_first_that_drops_it():
 def test_of_rows_that_cannot_be_used_the_first_is_refused_or_all_are_dropped():
     rows = [{"prompt": "1+1?", "answer": "2"}, {"prompt": " ", "answer": "3"}, {"prompt": "1+3?"}]
     write("rows.jsonl", *rows)
-    refused = r"rows\.jsonl, row 2 of source sums cannot be used: .* drop such rows by --bad_rows"
+    refused = r"rows\.jsonl, row 2 of source sums cannot be used: .* drop such rows with --bad_rows"
     with pytest.raises(UserError, match=refused):
         collected("rows.jsonl")
     found = collected("rows.jsonl", bad_rows="drop")

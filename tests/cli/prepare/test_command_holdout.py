@@ -50,7 +50,7 @@ def test_a_smaller_holdout_in_place_of_a_larger_one_is_refused(eight, here, caps
         assert prepare(*flags) == 2
         said = capsys.readouterr().err
         assert said.startswith("error: out holds out rows that would be trained on or validate, ")
-        assert "Keep them by --holdout out/holdout_ids.json in place of --holdout_size" in said
+        assert "Keep them with --holdout out/holdout_ids.json instead of --holdout_size" in said
         assert files(here) == before
 
 
@@ -79,7 +79,7 @@ def test_a_holdout_that_cannot_be_read_is_given_up_by_the_same_flag(eight, here,
     assert prepare("--holdout_size", "8") == 2
     said = capsys.readouterr().err
     assert said.startswith("error: out holds out rows, but which is not known: out/holdout_ids")
-    assert "by --release_holdout" in said
+    assert "with --release_holdout" in said
     assert prepare("--holdout_size", "8", "--release_holdout") == 0
     assert held_out() == eight
 

@@ -110,7 +110,7 @@ def test_rows_without_scores_are_refused_with_their_number_ids_and_the_command_t
         "7 of 9 rows have no gold scores: open:0, open:1, open:2, open:3, open:4 and 2 more (open "
         "rows are compared by them). Score them by lit-grpo precompute --preset a; or set "
         "columns.gold_scores of their source to the column that has them; or keep only the others "
-        "by --only_cached."
+        "with --only_cached."
     )
 
 
