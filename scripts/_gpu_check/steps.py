@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean, median
 from typing import Any
 
@@ -110,7 +111,9 @@ class Observer(L.Callback):
             trainer.should_stop = True
 
 
-def make_module(size: CheckSize, **policy: Any) -> GRPOModule:
+def make_module(
+    size: CheckSize, optimizer: Callable[..., Any] = torch.optim.AdamW, **policy: Any
+) -> GRPOModule:
     workload = size.workload
     return GRPOModule(
         Policy(architecture=size.architecture, **policy),
@@ -118,7 +121,7 @@ def make_module(size: CheckSize, **policy: Any) -> GRPOModule:
         group_size=workload.group_size,
         sampling=Sampling(max_tokens=workload.max_tokens),
         update=UpdateConfig(max_tokens_per_micro_batch=size.max_tokens_per_micro_batch),
-        optimizer=lambda params: torch.optim.AdamW(params, lr=size.learning_rate, weight_decay=0.0),
+        optimizer=partial(optimizer, lr=size.learning_rate, weight_decay=0.0),
         evaluation=Evaluation(before_training=False),
     )
 
@@ -130,10 +133,14 @@ def train(
     num_steps: int,
     *,
     strategy: str | Callable[[], Strategy] | None = None,
-    compiles: bool = False,
+    **settings: Any,
 ) -> GRPOModule:
-    """Train for some steps; the observer keeps what they gave."""
-    module = make_module(size, compile=compiles)
+    """Train for some steps; the observer keeps what they gave.
+
+    Args:
+        settings: Of the module, as for `make_module`.
+    """
+    module = make_module(size, **settings)
     options = dict(device.trainer_options)
     if strategy is not None:
         options["strategy"] = strategy() if callable(strategy) else strategy

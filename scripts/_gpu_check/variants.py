@@ -1,4 +1,4 @@
-"""Take steps in the ways that only a GPU can show: sharded, offloaded and compiled."""
+"""Take steps in the ways that only a GPU can show: with small states, sharded, compiled."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from _gpu_check.sizes import CheckSize
 from _gpu_check.steps import SAMPLER_LIMIT, STEADY_METRICS, Observer, train
 
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
+from lit_grpo.training import MasterAdamW
 
 NUM_STEPS = 2
 """The second one shows that the weights of the first have arrived where they are sampled from."""
@@ -26,12 +27,27 @@ NUM_LAYERS = 2
 LEAST_SECONDS = 25
 """Below this there is no time for a further variant."""
 DEEPSPEED = "DeepSpeed stage 3 on one GPU"
+IN_8_BITS = "bfloat16 weights, AdamW in 8 bits"
+PACKAGES = {DEEPSPEED: "deepspeed", IN_8_BITS: "torchao"}
+"""Package that a variant needs."""
+
+
+def in_8_bits(parameters: Any, **settings: Any) -> Any:
+    """Make an optimizer that rounds the weights at random, as 7B on one GPU of 80 GB needs it."""
+    from torchao.optim import AdamW8bit
+
+    return AdamW8bit(parameters, bf16_stochastic_round=True, **settings)
+
+
 VARIANTS: dict[str, dict[str, Any]] = {
+    "gradient checkpointing": {"gradient_checkpointing": True},
+    "bfloat16 weights, MasterAdamW": {"dtype": "bfloat16", "optimizer": MasterAdamW},
+    IN_8_BITS: {"dtype": "bfloat16", "optimizer": in_8_bits, "gradient_checkpointing": True},
     "FSDP2 on one GPU": {"strategy": "fsdp2"},
     "FSDP2, weights and optimizer in host memory": {
         "strategy": partial(FSDP2Strategy, cpu_offload=True)
     },
-    "policy.compile": {"compiles": True},
+    "policy.compile": {"compile": True},
     DEEPSPEED: {"strategy": "deepspeed_stage_3"},
 }
 
@@ -42,8 +58,8 @@ def check_variants(recorder: Recorder, device: Device, size: CheckSize) -> None:
     for name, options in VARIANTS.items():
         if device.name == "pretend":
             recorder.skip(name, "the stand-in has neither storages of its own nor a compiler.")
-        elif name == DEEPSPEED and find_spec("deepspeed") is None:
-            recorder.skip(name, "deepspeed is not installed.")
+        elif name in PACKAGES and find_spec(PACKAGES[name]) is None:
+            recorder.skip(name, f"{PACKAGES[name]} is not installed.")
         elif recorder.seconds_left < LEAST_SECONDS:
             recorder.skip(name, f"{recorder.seconds_left:.0f} s were left.")
         else:

@@ -92,6 +92,23 @@ def gather(store) -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("precision", "computes_in", "sums_in"),
+    [
+        (Precision(), None, None),
+        (MixedPrecision("bf16-mixed", "cpu"), torch.bfloat16, torch.float32),
+    ],
+)
+def test_gradients_are_summed_in_float32_whatever_the_weights_are_gathered_in(
+    precision, computes_in, sums_in
+):
+    strategy = strategy_on(torch.device("cpu"))
+    strategy.precision_plugin = precision
+    strategy._device_mesh = object()
+    policy = strategy.sharding.mixed_precision
+    assert (policy.param_dtype, policy.reduce_dtype) == (computes_in, sums_in)
+
+
 def test_the_whole_policy_has_as_many_bytes_as_announced(tmp_path):
     ((whole, half),) = run_in_processes(partial(gather, tmp_path / "store"))
     assert whole[0] == whole[1] == 2 * half[0]

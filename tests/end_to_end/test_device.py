@@ -16,7 +16,7 @@ from processes import run_program
 PRESETS = sorted(path.name for path in (files("lit_grpo.configs") / "presets").iterdir())
 RUNS = (
     *("plain", "lora", "reference", "reference adapter", "KL in the reward", "updates", "entropy"),
-    *("teacher", "top tokens of a teacher", "merged"),
+    *("teacher", "top tokens of a teacher", "merged", "parts"),
 )
 PADDED = "padded"
 
@@ -40,6 +40,12 @@ def test_a_training_ends_with_the_policy_that_the_cpu_learns(results, name):
 @pytest.mark.parametrize("name", [*RUNS, PADDED])
 def test_the_device_samples_with_the_logprobs_of_the_trainer(results, name):
     assert 0 < results["runs"][name]["sampler_difference"] < 1e-5
+
+
+def test_weights_in_bfloat16_with_masters_in_float32_are_those_of_the_cpu(results):
+    run = results["bfloat16"]
+    assert run["difference"] <= 2**-10 < 2**-6 < run["learned"]  # the last bit of a weight
+    assert run["uses_packing"]
 
 
 def test_the_cpu_learns_the_same_from_the_completions_of_the_device(results):

@@ -38,6 +38,17 @@ def test_a_variant_that_fails_leaves_the_next_one_alone(tmp_path):
     assert {*found.values()} == {"passed"}
 
 
+def test_steps_with_checkpointing_and_with_bfloat16_weights_train(tmp_path):
+    tried = {
+        name: one
+        for name, one in variants.VARIANTS.items()
+        if not {"strategy", "compile"} & one.keys() and name not in variants.PACKAGES
+    }
+    (found,) = run_in_processes(partial(statuses_of_variants, tmp_path / "records", tried))
+    assert len(found) == 2 * len(tried) == 4
+    assert {*found.values()} == {"passed"}
+
+
 @needs_deepspeed
 @pytest.mark.slow  # imports DeepSpeed, which takes seconds
 def test_steps_with_deepspeed_and_with_weights_in_host_memory_train(tmp_path):

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
+from functools import partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from importlib.util import find_spec
@@ -31,10 +32,11 @@ from tiny import perturbed, prompt, tiny_policy
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import DistillationTerm, EntropyTerm, KLTerm, Objective
 from lit_grpo.objective.loss import token_losses
-from lit_grpo.policy import LoRA
+from lit_grpo.policy import LoRA, logprobs
 from lit_grpo.policy.packed import packed_attention
 from lit_grpo.rollout import HFEngine, Sampling
-from lit_grpo.training import Evaluation, GRPOModule
+from lit_grpo.rollout.hf import running_batch
+from lit_grpo.training import Evaluation, GRPOModule, MasterAdamW
 from lit_grpo.training.seeds import seed_everything
 from lit_grpo.types import Prompt
 
@@ -64,6 +66,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "top tokens of a teacher": distil(top_k=8),
     "padded": {"policy": {"packing": False}},
 }
+BFLOAT16: dict[str, Any] = {
+    "policy": {"dtype": "bfloat16"},
+    "optimizer": partial(MasterAdamW, lr=1.0, eps=10.0, weight_decay=0.0),
+}
+"""A run that a GPU rounds otherwise than the CPU."""
 MAX_STEPS = 3
 PRESETS = files("lit_grpo.configs") / "presets"
 
@@ -95,18 +102,20 @@ def difference(module: GRPOModule, other: GRPOModule) -> float:
     return max(float((one - another).abs().max()) for one, another in pairs)
 
 
-def compare(name: str, device: Device, *, replays: bool = False) -> dict[str, Any]:
-    """Train one of the runs on both devices.
+def compare(
+    settings: Mapping[str, Any], device: Device, *, replays: bool = False
+) -> dict[str, Any]:
+    """Train on both devices.
 
     Args:
         replays: The CPU trains on the completions that the device has sampled.
     """
     keep, recorded = Keep(), Recorded()
     with device.usable():
-        module = train(RUNS[name] | {"engine": recorded}, device, keep)
+        module = train(settings | {"engine": recorded}, device, keep)
     engine = Replayed(recorded) if replays else HFEngine()
-    expected = train(RUNS[name] | {"engine": engine}, CPU)
-    start = make_module(policy=RUNS[name].get("policy"))
+    expected = train(settings | {"engine": engine}, CPU)
+    start = make_module(policy=settings.get("policy"))
     start.configure_model()
     metrics = [output["metrics"] for output in keep.outputs]
     return {
@@ -124,7 +133,21 @@ def compare_merged(device: Device) -> dict[str, Any]:
     with patch.object(
         packed_attention, "_can_merge", lambda query, *_: is_on_device[query.device.type]
     ):
-        return compare("reference", device)
+        return compare(RUNS["reference"], device)
+
+
+def compare_parts(device: Device) -> dict[str, Any]:
+    """Train with prompts that are read one at a time, and a head that runs in chunks."""
+    run_head = logprobs._run_head
+
+    def run_in_chunks(function: Any, model: Any, tokens: Any, size: int, states: Any) -> Any:
+        return run_head(function, model, tokens, min(4, size), states)
+
+    with (
+        patch.object(running_batch, "PREFILL_TOKENS", 1),
+        patch.object(logprobs, "_run_head", run_in_chunks),
+    ):
+        return compare(RUNS["entropy"], device)
 
 
 def difference_after_a_resume(device: Device) -> float:
@@ -253,7 +276,7 @@ def check_device(recorder: Recorder, device: Device) -> None:
 
 
 def _check_run(recorder: Recorder, device: Device, name: str) -> None:
-    found = compare(name, device, replays=True)
+    found = compare(RUNS[name], device, replays=True)
     title, why = f"training on {device.name}: {name}", f"learned {found['learned']:.2g}"
     recorder.decide(
         f"{title}, difference from the CPU relative to what is learned",
@@ -303,8 +326,10 @@ def _check_waits(recorder: Recorder, device: Device) -> None:
 def main() -> None:
     device = Device("pretend")
     results = {
-        "runs": {name: compare(name, device) for name in RUNS} | {"merged": compare_merged(device)},
-        "replayed": compare("plain", device, replays=True),
+        "runs": {name: compare(settings, device) for name, settings in RUNS.items()}
+        | {"merged": compare_merged(device), "parts": compare_parts(device)},
+        "bfloat16": compare(BFLOAT16, device, replays=True),
+        "replayed": compare(RUNS["plain"], device, replays=True),
         "presets": {preset.name: loss_difference(preset, device) for preset in PRESETS.iterdir()},
         "difference_after_a_resume": difference_after_a_resume(device),
         "metrics": [evaluate(one) for one in (CPU, device)],

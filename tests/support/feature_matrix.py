@@ -201,7 +201,7 @@ COVERED: dict[str, tuple[list[str], ...]] = {
     "… scoring": (
         [f"{LEAVE}[a reward on one rank]"],
         [f"{LEAVE_SHARED}[fsdp2-a reward on one rank]"],
-        [f"{LEAVE_SHARED}[deepspeed_stage_2-a reward on one rank]"],
+        [f"{LEAVE_SHARED}[deepspeed_stage_1-a reward on one rank]"],
     ),
     "… a validation": (
         [f"{LEAVE}[evaluation]"],
@@ -221,10 +221,10 @@ COVERED: dict[str, tuple[list[str], ...]] = {
     "leaving when another rank is killed": (
         [f"{CRASH}_which_names_it[0-generation]"],
         [
-            *(f"{KILLED}[fsdp2-held0-False]", f"{KILLED}[fsdp2-held1-True]"),
+            *(f"{KILLED}[fsdp2-held0-False-0]", f"{KILLED}[fsdp2-held1-True-1]"),
             f"{CRASH}_while_they_share_a_policy",
         ],
-        [f"{KILLED}[{stage}-held{n}-False]" for n, stage in enumerate(DEEPSPEED, 2)],
+        [f"{KILLED}[{stage}-held{n}-False-1]" for n, stage in enumerate(DEEPSPEED, 2)],
     ),
     "leaving when a rank is stuck": (
         ["L::test_a_watchdog_ends_both_ranks_although_one_scores_for_ever"],
