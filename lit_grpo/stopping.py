@@ -111,8 +111,8 @@ def exit_code_of_error(error: BaseException) -> int:
     """Return the exit code of a run that an error, or a signal as ``SystemExit``, has ended."""
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code
-    from lit_grpo.types import Diverged, EngineFailed, RankLost, UserError  # imports torch
-    from lit_grpo.types.errors import as_rank_lost
+    from lit_grpo.types import EngineFailed, RankLost, UserError
+    from lit_grpo.types.errors import Diverged, as_rank_lost
 
     error = as_rank_lost(error) or error
     codes: dict[type[BaseException], ExitCode] = {

@@ -36,7 +36,7 @@ from rich.progress import track
 from rich.table import Table
 from write_causes import link
 
-from lit_grpo.diagnostics.causes import CAUSES
+from lit_grpo.diagnostics.causes.table import CAUSES
 from lit_grpo.runs.checkpoints.files import last_checkpoint, read_manifest, why_unusable
 from lit_grpo.runs.files.events import read_events
 

@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 
 from lit_grpo.cli.commands import OWN_EXIT_CODES
-from lit_grpo.diagnostics.causes import CAUSES, Cause
+from lit_grpo.diagnostics.causes.cause import Cause
+from lit_grpo.diagnostics.causes.table import CAUSES
 from lit_grpo.stopping import SIGNAL_CODE, ExitCode, exit_codes
 
 DOCS = Path(__file__).parent.parent / "docs"

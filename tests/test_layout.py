@@ -1,6 +1,8 @@
 """Imports go one way, packages have few entries, and tests have the paths of their modules."""
 
 import ast
+import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -147,6 +149,15 @@ def test_no_two_folders_of_a_package_import_each_other():
         if one in FILES and len(folder(module)) == len(folder(one)) > 1
     }
     assert [(one, other) for one, other in pairs if one < other and (other, one) in pairs] == []
+
+
+def test_packages_export_what_the_documentation_names():
+    pages = {ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / "log.md"}
+    known = {word for page in pages for word in re.findall(r"\w+", page.read_text())}
+    for path in PACKAGE.rglob("__init__.py"):
+        name = ".".join(path.parent.relative_to(PACKAGE.parent).parts)
+        exported = getattr(importlib.import_module(name), "__all__", [])
+        assert not {*exported} - known, name
 
 
 def test_no_other_package_imports_the_callbacks():

@@ -24,7 +24,8 @@ from lit_grpo.stopping import (
     get_stop_reason,
     stop_run,
 )
-from lit_grpo.types import Diverged, EngineFailed, RankLost, StopReason, UserError
+from lit_grpo.types import EngineFailed, RankLost, StopReason, UserError
+from lit_grpo.types.errors import Diverged
 
 
 class StopTwice(Callback):

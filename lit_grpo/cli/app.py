@@ -48,8 +48,14 @@ from lit_grpo.stopping import (
     is_of_signal,
 )
 from lit_grpo.training.base import PolicyModule
-from lit_grpo.types import Diverged, OutOfMemory, RankCrashed, RankLost, UserCodeFailed, UserError
-from lit_grpo.types.errors import as_rank_lost, keeping_interrupts
+from lit_grpo.types import RankLost, UserCodeFailed, UserError
+from lit_grpo.types.errors import (
+    Diverged,
+    OutOfMemory,
+    RankCrashed,
+    as_rank_lost,
+    keeping_interrupts,
+)
 from lit_grpo.types.functions import users_line
 
 log = logging.getLogger(__name__)

@@ -3,12 +3,12 @@
 from lit_grpo.data.addition import AdditionData
 from lit_grpo.data.loading.adaptive import Adaptive
 from lit_grpo.data.loading.curriculum import Phase
-from lit_grpo.data.loading.loader import PromptLoader, TrainingLoader
+from lit_grpo.data.loading.loader import TrainingLoader
 from lit_grpo.data.mixture import MixtureData, MixtureSource
 from lit_grpo.data.module import PromptDataModule
 from lit_grpo.data.prompt_data import PromptData
-from lit_grpo.data.prompts.prompt_format import PromptFormat, build_prompts
-from lit_grpo.data.rows.sources import Row, read_rows
+from lit_grpo.data.prompts.prompt_format import PromptFormat
+from lit_grpo.data.rows.sources import Row
 from lit_grpo.data.rubric import RubricData
 from lit_grpo.data.stream_data import StreamData
 
@@ -21,11 +21,8 @@ __all__ = [
     "PromptData",
     "PromptDataModule",
     "PromptFormat",
-    "PromptLoader",
     "Row",
     "RubricData",
     "StreamData",
     "TrainingLoader",
-    "build_prompts",
-    "read_rows",
 ]

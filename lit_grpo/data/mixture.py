@@ -20,14 +20,9 @@ from lit_grpo.data.loading.stream import PromptStream
 from lit_grpo.data.module import PromptDataModule, Split, Unlisted, make_order
 from lit_grpo.data.rows.prepared import Holdout
 from lit_grpo.data.rows.sources import Row
-from lit_grpo.types import (
-    Prompt,
-    UserError,
-    check_fields,
-    check_range,
-    check_type,
-    setting_error,
-)
+from lit_grpo.types import Prompt, UserError, check_range, setting_error
+from lit_grpo.types.field_types import check_fields
+from lit_grpo.types.settings import check_type
 
 log = logging.getLogger(__name__)
 

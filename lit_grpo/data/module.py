@@ -34,8 +34,10 @@ from lit_grpo.data.rows.given_rows import as_rows
 from lit_grpo.data.rows.mapped import MappedRows
 from lit_grpo.data.rows.prepared import Holdout, holdout_keys, prompts_hash
 from lit_grpo.data.rows.sources import Row
-from lit_grpo.types import Prompt, Tokenizer, UserError, check_range, check_value
+from lit_grpo.types import Prompt, UserError, check_range
+from lit_grpo.types.field_types import check_value
 from lit_grpo.types.functions import unfit_signature
+from lit_grpo.types.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from lit_grpo.data.rows.gold import gold_answers
 from lit_grpo.data.rows.mapped import MappedRows
 from lit_grpo.data.rows.prepared import HOLDOUT, Holdout, PreparedDir, PreparedSplit, find_prepared
 from lit_grpo.data.rows.sources import Row, read_rows
-from lit_grpo.types import UserError, check_range, check_value
+from lit_grpo.types import UserError, check_range
+from lit_grpo.types.field_types import check_value
 from lit_grpo.types.keywords import checks_keywords
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,8 @@ from lit_grpo.data.rows.given_rows import Given
 from lit_grpo.data.rows.hf_datasets import open_dataset
 from lit_grpo.data.rows.prepared import Holdout
 from lit_grpo.data.rows.sources import Row
-from lit_grpo.types import Prompt, Tokenizer, check_range, setting_error
+from lit_grpo.types import Prompt, check_range, setting_error
+from lit_grpo.types.tokenizer import Tokenizer
 
 
 class StreamData(PromptData):

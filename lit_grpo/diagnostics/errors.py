@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from lit_grpo.diagnostics.causes import CAUSES, cause_of_exit
+from lit_grpo.diagnostics.causes.table import CAUSES, cause_of_exit
 from lit_grpo.diagnostics.memory import is_out_of_memory
 from lit_grpo.stopping import exit_code_of_error
-from lit_grpo.types import OutOfMemory
-from lit_grpo.types.errors import is_disk_full
+from lit_grpo.types.errors import OutOfMemory, is_disk_full
 
 
 def cause_of_error(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from lit_grpo.diagnostics.causes import MEMORY_ADVICE
+from lit_grpo.diagnostics.causes.machine import MEMORY_ADVICE
 
 MB = 1e6
 

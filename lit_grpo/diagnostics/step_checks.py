@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from lit_grpo.diagnostics.causes import CAUSES
+from lit_grpo.diagnostics.causes.table import CAUSES
 from lit_grpo.diagnostics.observed_step import ObservedStep, usual_value
 from lit_grpo.diagnostics.step_counts import StepCounts
 from lit_grpo.diagnostics.step_findings import (

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from lit_grpo.diagnostics.causes import CAUSES
+from lit_grpo.diagnostics.causes.table import CAUSES
 from lit_grpo.diagnostics.step_counts import (
     Scores,
     StepCounts,
@@ -73,6 +73,24 @@ class Failure:
             f"{self.fraction:.0%} of the scores of reward {self.reward!r} ended as "
             f"{self.outcome}{example}. {self.advice}."
         )
+
+
+def never_scored(rollouts: RolloutBatch) -> dict[str, str]:
+    """Return a sentence by reward that returned None for every completion it was asked for.
+
+    Empty if no row is valid, for which there is another finding.
+    """
+    found = {}
+    for name in rollouts.parts if rollouts.valid.any() else ():
+        scores = [one for group in rollouts.groups for one in group.scores[name]]
+        asked = [one.outcome for one in scores if one.is_for_source]
+        asked = [one for one in asked if one is not Outcome.NOT_SAMPLED]
+        if asked and {*asked} == {Outcome.ABSTAIN}:
+            found[name] = (
+                f"Reward {name!r} gave none of {len(asked)} completions a value, so it does not "
+                f"count. {ADVICE[Outcome.ABSTAIN]}."
+            )
+    return found
 
 
 def advice_on(outcome: Outcome, *, is_bug: bool) -> str:

@@ -29,7 +29,8 @@ from lit_grpo.judge.failures import JudgeFailure, as_failure, parsed
 from lit_grpo.judge.ledger import Ledger, Usage
 from lit_grpo.judge.reply import Form, Text, Verdict, read_reply
 from lit_grpo.judge.spending import SpendingFile
-from lit_grpo.types import Message, Outcome, UserError
+from lit_grpo.types import Outcome, UserError
+from lit_grpo.types.rollouts import Message
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_grpo.types import UserError, check_fields, check_range, setting_error
+from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types.field_types import check_fields
 
 Api = Literal["openai", "azure", "azure_v1"]
 Auth = Literal["key", "token", "entra", "none"]

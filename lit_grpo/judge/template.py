@@ -15,7 +15,8 @@ from typing import Any
 from jinja2 import StrictUndefined, TemplateError, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lit_grpo.types import Message, UserError
+from lit_grpo.types import UserError
+from lit_grpo.types.rollouts import Message
 
 SHIPPED = Path(__file__).parent / "templates"
 BLOCKS = ("system", "user")

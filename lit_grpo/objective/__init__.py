@@ -5,7 +5,7 @@ Each choice is independent of the others and names a pure function in a table.
 
 from lit_grpo.objective.advantages import AdvantageConfig, center
 from lit_grpo.objective.config import Objective
-from lit_grpo.objective.inputs import LossInputs, TokenCounts
+from lit_grpo.objective.inputs import LossInputs
 from lit_grpo.objective.terms import (
     CovarianceTerm,
     DistillationTerm,
@@ -27,6 +27,5 @@ __all__ = [
     "SFTTerm",
     "SamplerCorrection",
     "SamplerMask",
-    "TokenCounts",
     "center",
 ]

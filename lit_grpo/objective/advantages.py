@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from lit_grpo.objective.custom import Function, check_arguments, checked_advantages
-from lit_grpo.types import RewardTable, UserError, check_fields, check_range, counted_rows
+from lit_grpo.types import RewardTable, UserError, check_range
+from lit_grpo.types.field_types import check_fields
 from lit_grpo.types.keywords import checks_keywords
+from lit_grpo.types.rollouts import counted_rows
 
 RELATIVE_TOLERANCE = 3e-7
 """Rewards of a group whose distance from their mean is at most this share of the largest one count

@@ -20,7 +20,8 @@ from lit_grpo.objective.terms import (
     SamplerMask,
     SFTTerm,
 )
-from lit_grpo.types import UserError, check_fields, check_range
+from lit_grpo.types import UserError, check_range
+from lit_grpo.types.field_types import check_fields
 from lit_grpo.types.keywords import checks_keywords
 
 _KEY = "model.objective."

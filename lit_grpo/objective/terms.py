@@ -7,7 +7,8 @@ from math import inf
 from typing import Literal
 
 from lit_grpo.objective.custom import Function, check_arguments
-from lit_grpo.types import UserError, check_fields, check_range
+from lit_grpo.types import UserError, check_range
+from lit_grpo.types.field_types import check_fields
 from lit_grpo.types.keywords import checks_keywords
 
 _KEY = "model.objective."

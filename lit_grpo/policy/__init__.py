@@ -2,6 +2,10 @@
 
 from lit_grpo.policy.lora import LoRA
 from lit_grpo.policy.policy import Policy
-from lit_grpo.policy.teacher import LocalTeacher, Teacher
+from lit_grpo.policy.teacher import LocalTeacher
 
-__all__ = ["LoRA", "LocalTeacher", "Policy", "Teacher"]
+__all__ = [
+    "LoRA",
+    "LocalTeacher",
+    "Policy",
+]

@@ -6,7 +6,7 @@ from typing import Any
 
 import jinja2
 
-from lit_grpo.types import Tokenizer
+from lit_grpo.types.tokenizer import Tokenizer
 
 PROBE = "lit-grpo-probe"
 SET_EOS = (

@@ -10,7 +10,8 @@ from pathlib import Path
 from torch import nn
 from transformers import PreTrainedModel
 
-from lit_grpo.types import UserError, check_fields, check_range, setting_error
+from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types.field_types import check_fields
 from lit_grpo.types.keywords import checks_keywords
 from lit_grpo.types.spelling import did_you_mean
 

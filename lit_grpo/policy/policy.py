@@ -56,7 +56,8 @@ from lit_grpo.policy.named_weights import base_weights, gather
 from lit_grpo.policy.packed.packed_attention import same_attention
 from lit_grpo.policy.reference import frozen_copy, frozen_values, move_towards, swapped
 from lit_grpo.policy.sharding import WHOLE, Sharding, whole_shape
-from lit_grpo.types import UserError, check_init
+from lit_grpo.types import UserError
+from lit_grpo.types.field_types import check_init
 from lit_grpo.types.keywords import checks_keywords
 from lit_grpo.types.paths import at_home
 from lit_grpo.types.plain import plain_value

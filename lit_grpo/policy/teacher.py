@@ -22,7 +22,8 @@ from lit_grpo.policy.files.loading import load_model, load_tokenizer, max_positi
 from lit_grpo.policy.files.model_source import ModelSource
 from lit_grpo.policy.logprobs import completion_statistics, top_tokens
 from lit_grpo.policy.policy import Policy
-from lit_grpo.types import TokenBatch, UserError, check_init, setting_error
+from lit_grpo.types import TokenBatch, UserError, setting_error
+from lit_grpo.types.field_types import check_init
 from lit_grpo.types.keywords import checks_keywords
 from lit_grpo.types.paths import at_home
 from lit_grpo.types.plain import described

@@ -9,7 +9,7 @@ from lit_grpo.rewards.judged.ranking import RankingReward
 from lit_grpo.rewards.judged.rubric import RubricReward
 from lit_grpo.rewards.length import LengthReward
 from lit_grpo.rewards.math_answers.reward import MathReward
-from lit_grpo.rewards.reward import OnError, Reward, Value
+from lit_grpo.rewards.reward import Reward
 from lit_grpo.rewards.reward_model.reward import ScorerReward
 from lit_grpo.rewards.steps import tokens_at
 from lit_grpo.rewards.workers.reward import ProcessReward
@@ -21,13 +21,11 @@ __all__ = [
     "JudgedReward",
     "LengthReward",
     "MathReward",
-    "OnError",
     "ProcessReward",
     "RankingReward",
     "Reward",
     "RubricAlignmentReward",
     "RubricReward",
     "ScorerReward",
-    "Value",
     "tokens_at",
 ]

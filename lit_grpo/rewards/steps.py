@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from lit_grpo.types import Completion, Tokenizer
+from lit_grpo.types import Completion
+from lit_grpo.types.tokenizer import Tokenizer
 
 
 def tokens_at(completion: Completion, tokenizer: Tokenizer, ends: Sequence[int]) -> list[int]:

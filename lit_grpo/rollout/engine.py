@@ -11,17 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lit_grpo.types import (
-    Completion,
-    Measurements,
-    Prompt,
-    Tokenizer,
-    check_fields,
-    check_range,
-    setting_error,
-)
+from lit_grpo.types import Completion, Measurements, Prompt, check_range, setting_error
 from lit_grpo.types import EngineFailed as EngineFailed
+from lit_grpo.types.field_types import check_fields
 from lit_grpo.types.keywords import checks_keywords
+from lit_grpo.types.tokenizer import Tokenizer
 
 LOOK_SECONDS = 1.0
 """Time between two calls of ``on_wait`` during a generation."""

@@ -14,7 +14,9 @@ import numpy as np
 from lit_grpo.policy.chat_template import end_tokens
 from lit_grpo.rollout.engine import SampledPolicy, Sampling
 from lit_grpo.rollout.weights.store import WeightUpdate
-from lit_grpo.types import Completion, FinishReason, Prompt, Tokenizer
+from lit_grpo.types import Completion, Prompt
+from lit_grpo.types.rollouts import FinishReason
+from lit_grpo.types.tokenizer import Tokenizer
 
 STREAM_INTERVAL = 64
 """Tokens of a completion between two signs that it grows."""

@@ -19,7 +19,8 @@ from lit_grpo.policy.sharding import compute_device, whole_shape
 from lit_grpo.rollout.engine import SampledPolicy
 from lit_grpo.rollout.requests import Request, Sample, single_token_request
 from lit_grpo.rollout.weights.store import WeightUpdate
-from lit_grpo.types import check_fields, check_range
+from lit_grpo.types import check_range
+from lit_grpo.types.field_types import check_fields
 
 NUM_POSITIONS = 4
 """Last positions of each sequence whose next token is compared."""

@@ -13,9 +13,10 @@ from lit_grpo.runs.checkpoints.resume import is_checkpoint
 from lit_grpo.runs.files.prompt_format import PROMPT_FORMAT, write_prompt_format
 from lit_grpo.runs.files.space import warn_of_space
 from lit_grpo.runs.report.model_card import write_exported_card
-from lit_grpo.types import UserError, check_type, setting_error
+from lit_grpo.types import UserError, setting_error
 from lit_grpo.types.atomic import replacing
 from lit_grpo.types.paths import at_home
+from lit_grpo.types.settings import check_type
 
 
 def export_checkpoint(

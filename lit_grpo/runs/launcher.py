@@ -21,7 +21,7 @@ from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lit_grpo.diagnostics.causes import cause_of_exit
+from lit_grpo.diagnostics.causes.table import cause_of_exit
 from lit_grpo.runs.shutdown.signals import LEAVING, SIGNALS, handles_signals
 from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason
 from lit_grpo.types import UserError

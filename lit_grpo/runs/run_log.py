@@ -31,8 +31,8 @@ from lit_grpo.stopping import (
     warnings_at_end,
     zero_limit,
 )
-from lit_grpo.types import RankCrashed, RankLost
-from lit_grpo.types.errors import as_rank_lost
+from lit_grpo.types import RankLost
+from lit_grpo.types.errors import RankCrashed, as_rank_lost
 from lit_grpo.types.paths import shown_path
 
 log = logging.getLogger(__name__)

@@ -46,17 +46,13 @@ from lit_grpo.stopping import (
     ExitCode,
     exit_code_of_error,
 )
-from lit_grpo.types import (
-    StopReason,
-    UserError,
-    check_init,
-    check_type,
-    setting_error,
-)
+from lit_grpo.types import StopReason, UserError, setting_error
 from lit_grpo.types.errors import keeping_interrupts
+from lit_grpo.types.field_types import check_init
 from lit_grpo.types.keywords import refuse_unknown
 from lit_grpo.types.paths import at_home, check_run_dir
 from lit_grpo.types.plain import described
+from lit_grpo.types.settings import check_type
 
 log = logging.getLogger(__name__)
 

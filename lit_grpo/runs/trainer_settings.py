@@ -15,7 +15,8 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import MPSAccelerator
 
-from lit_grpo.types import UserError, check_range, check_type, setting_error
+from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types.settings import check_type
 
 TRAINER_DEFAULTS = {
     "enable_model_summary": False,

@@ -55,7 +55,9 @@ from lit_grpo.training.seeds import Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.training.user_hooks import guard_hooks
 from lit_grpo.training.waiting import Waiting
-from lit_grpo.types import UserError, check_range, check_type, check_value
+from lit_grpo.types import UserError, check_range
+from lit_grpo.types.field_types import check_value
+from lit_grpo.types.settings import check_type
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.objective.advantages import compute_advantages
 from lit_grpo.objective.kl import kl_in_reward
 from lit_grpo.objective.token_advantages import token_advantages
-from lit_grpo.policy import Policy, Teacher
+from lit_grpo.policy import Policy
 from lit_grpo.policy.logprobs import CausalModel, TokenStatistics, completion_statistics
-from lit_grpo.policy.teacher import TeacherFailed
+from lit_grpo.policy.teacher import Teacher, TeacherFailed
 from lit_grpo.rollout import Sampling
 from lit_grpo.training.batching import (
     UpdateConfig,

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from lit_grpo.distributed.ranks import sum_over_ranks
-from lit_grpo.objective import Objective, TokenCounts
+from lit_grpo.objective import Objective
+from lit_grpo.objective.inputs import TokenCounts
 from lit_grpo.objective.token_advantages import TokenRewards
 from lit_grpo.policy.packed.packing import is_worth_sharing
 from lit_grpo.policy.padding import pad
-from lit_grpo.types import RolloutBatch, TokenBatch, TrainBatch, check_fields, check_range
+from lit_grpo.types import RolloutBatch, TokenBatch, TrainBatch, check_range
+from lit_grpo.types.field_types import check_fields
 from lit_grpo.types.keywords import checks_keywords
 
 

@@ -27,16 +27,16 @@ from lit_grpo.training.collecting.score_status import ScoreStatus, score_status
 from lit_grpo.training.metrics import Metrics, add_measurements
 from lit_grpo.training.waiting import StepAbandoned, Wait, wait_until_done
 from lit_grpo.types import (
-    EngineBug,
     Prompt,
     RolloutBatch,
     StageProgress,
     UserCodeFailed,
     UserError,
     check_range,
-    check_value,
     setting_error,
 )
+from lit_grpo.types.errors import EngineBug
+from lit_grpo.types.field_types import check_value
 from lit_grpo.types.keywords import checks_keywords
 
 ACCURACY = "val/accuracy"

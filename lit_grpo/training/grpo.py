@@ -62,16 +62,11 @@ from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.training.update import PolicyUpdater
 from lit_grpo.training.validation import EvaluatedModule
 from lit_grpo.training.waiting import StepAbandoned
-from lit_grpo.types import (
-    Prompt,
-    RolloutBatch,
-    StopReason,
-    TrainBatch,
-    check_type,
-    check_value,
-)
+from lit_grpo.types import Prompt, RolloutBatch, StopReason, TrainBatch
+from lit_grpo.types.field_types import check_value
 from lit_grpo.types.functions import carried_settings
 from lit_grpo.types.keywords import checks_keywords
+from lit_grpo.types.settings import check_type
 
 log = logging.getLogger(__name__)
 

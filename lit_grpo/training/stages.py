@@ -28,7 +28,8 @@ import torch
 
 from lit_grpo.diagnostics.memory import describe_out_of_memory, is_out_of_memory
 from lit_grpo.stopping import get_stop_reason
-from lit_grpo.types import OutOfMemory, RolloutBatch, RunningStage, Stage, StageProgress
+from lit_grpo.types import RolloutBatch, RunningStage, Stage, StageProgress
+from lit_grpo.types.errors import OutOfMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

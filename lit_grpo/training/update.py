@@ -18,7 +18,8 @@ from torch import Tensor
 from lit_grpo.diagnostics.step_log import step_number
 from lit_grpo.distributed.gradients import steps_of
 from lit_grpo.distributed.ranks import max_over_ranks, sum_over_ranks
-from lit_grpo.objective import Objective, TokenCounts
+from lit_grpo.objective import Objective
+from lit_grpo.objective.inputs import TokenCounts
 from lit_grpo.objective.loss import token_losses
 from lit_grpo.policy import Policy
 from lit_grpo.policy.logprobs import candidate_statistics, completion_statistics

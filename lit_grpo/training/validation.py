@@ -39,7 +39,8 @@ from lit_grpo.training.optimizer.settings import apply_settings
 from lit_grpo.training.resumable import ResumableModule
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.training.waiting import StepAbandoned
-from lit_grpo.types import EngineBug, Prompt, StopReason, UserCodeFailed
+from lit_grpo.types import Prompt, StopReason, UserCodeFailed
+from lit_grpo.types.errors import EngineBug
 
 log = logging.getLogger(__name__)
 

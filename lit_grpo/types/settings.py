@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from inspect import isabstract
 from math import inf
 from numbers import Real
+from typing import Any, TypeGuard, get_args, get_type_hints
 from urllib.parse import urlsplit
 
 from lit_grpo.types.errors import UserError
@@ -110,20 +112,35 @@ def as_object(value: object, kinds: Iterable[object]) -> str:
     """
     if not isinstance(value, Mapping | str | Real):
         return ""
-    given = "..."
-    if isinstance(value, Mapping):
-        given = ", ".join(f"{name}={one!r}" for name, one in value.items())
-    for kind in kinds:
-        if not isinstance(kind, type) or not kind.__module__.startswith("lit_grpo."):
-            continue
+    for kind in filter(_is_of_package, kinds):
         package = ".".join(kind.__module__.split(".")[:2])
         if not isabstract(kind):
+            given = _as_arguments(kind, value) if isinstance(value, Mapping) else "..."
             return f"write {kind.__name__}({given}), of {package}"
         subclasses: list[type] = kind.__subclasses__()
         for name in (one.__name__ for one in subclasses):
             if value and str(value).lower() in name.lower():
                 return f"write {name}(...), of {package}"
     return ""
+
+
+def _as_arguments(kind: type, settings: Mapping[str, Any]) -> str:
+    """Return ``coef=0.1, kl=KLTerm(...)``, as an object of a class takes settings of a config."""
+    hints: dict[str, Any] = {}
+    with suppress(KeyError, NameError, TypeError):
+        hints = get_type_hints(vars(kind)["__init__"])
+    given = []
+    for name, value in settings.items():
+        hint, text = hints.get(name), repr(value)
+        inner = next(filter(_is_of_package, (hint, *get_args(hint))), None)
+        if isinstance(value, Mapping) and inner is not None:
+            text = f"{inner.__name__}({_as_arguments(inner, value)})"
+        given.append(f"{name}={text}")
+    return ", ".join(given)
+
+
+def _is_of_package(kind: object) -> TypeGuard[type]:
+    return isinstance(kind, type) and kind.__module__.startswith("lit_grpo.")
 
 
 def shown(value: object) -> str:

@@ -86,7 +86,7 @@ class StepEndTimer(L.Callback):
 
 
 def prompt_loader(workload: Workload) -> Any:
-    from lit_grpo.data import PromptLoader
+    from lit_grpo.data.loading.loader import PromptLoader
 
     ids = torch.randint(2, NUM_TOKENS, (workload.num_prompts, workload.prompt_tokens))
     return PromptLoader(as_prompts(ids), workload.num_prompts)

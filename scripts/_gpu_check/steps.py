@@ -20,7 +20,7 @@ from _gpu_check.sizes import CheckSize
 from _gpu_check.utilisation import FORMULA, peak_tflops, update_flop
 from lightning.pytorch.strategies import Strategy
 
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.policy import Policy
 from lit_grpo.rewards import Reward
 from lit_grpo.rollout import Sampling

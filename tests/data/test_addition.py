@@ -2,7 +2,8 @@
 
 import pytest
 
-from lit_grpo.data import AdditionData, build_prompts
+from lit_grpo.data import AdditionData
+from lit_grpo.data.prompts.prompt_format import build_prompts
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 
 

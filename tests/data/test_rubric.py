@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lit_grpo.data import RubricData, build_prompts
+from lit_grpo.data import RubricData
+from lit_grpo.data.prompts.prompt_format import build_prompts
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 
 ROWS = [

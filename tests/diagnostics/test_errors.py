@@ -5,7 +5,8 @@ import errno
 import pytest
 
 from lit_grpo.diagnostics.errors import cause_of_error, describe_full_disk
-from lit_grpo.types import Diverged, EngineFailed, OutOfMemory, RankLost, UserError
+from lit_grpo.types import EngineFailed, RankLost, UserError
+from lit_grpo.types.errors import Diverged, OutOfMemory
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "runs/my/0/checkpoints/last.ckpt")
 
@@ -42,7 +43,7 @@ def test_an_error_has_the_cause_that_it_shows(error, cause):
 def test_a_full_disk_is_said_with_the_file_and_what_to_do():
     assert describe_full_disk(raised_from(FULL)) == (
         "the disk is full: runs/my/0/checkpoints/last.ckpt. Checkpoints that were written before "
-        "are intact. Free some space, and resume the run, by --ckpt_path auto if it has no "
+        "are intact. Free some space, and resume the run, with --ckpt_path auto if it has no "
         "checkpoint yet."
     )
     assert describe_full_disk(KeyError("x")) is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 from toy_rollouts import completion, failed, rollouts, train_batch
 
-from lit_grpo.diagnostics.causes import CAUSES
+from lit_grpo.diagnostics.causes.table import CAUSES
 from lit_grpo.diagnostics.observed_step import ObservedStep
 from lit_grpo.diagnostics.step_checks import BEFORE_UPDATE, CHECKS
 from lit_grpo.diagnostics.step_counts import count_step

@@ -13,7 +13,7 @@ from paths import SUPPORT
 from processes import LIT_GRPO, can_run, run_program, running
 from transformers import AutoModelForCausalLM
 
-from lit_grpo.diagnostics.causes import CAUSES
+from lit_grpo.diagnostics.causes.table import CAUSES
 from lit_grpo.runs.files.events import read_events
 from lit_grpo.stopping import ExitCode
 

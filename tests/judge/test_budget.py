@@ -15,9 +15,10 @@ from judge_server import (
 )
 
 from lit_grpo.diagnostics.waits import describe_wait
-from lit_grpo.judge import Judge, JudgeFailure, Limits
+from lit_grpo.judge import Judge, Limits
 from lit_grpo.judge.budget import CallBudget, CallPermit, _Window, budget_of, release
 from lit_grpo.judge.client import JudgeClient
+from lit_grpo.judge.failures import JudgeFailure
 from lit_grpo.types import Outcome
 
 # Requests and tokens per minute

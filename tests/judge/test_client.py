@@ -19,8 +19,9 @@ from judge_server import (
 )
 from worker_processes import wait_until
 
-from lit_grpo.judge import Judge, JudgeFailure, Limits, client
+from lit_grpo.judge import Judge, Limits, client
 from lit_grpo.judge.client import MAX_BACKOFF_SECONDS, JudgeClient, Question, _seconds_before_retry
+from lit_grpo.judge.failures import JudgeFailure
 from lit_grpo.types import Outcome
 
 CUT_OFF = writes("", finish_reason="length")

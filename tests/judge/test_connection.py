@@ -7,9 +7,10 @@ from dataclasses import asdict
 import pytest
 from judge_server import QUESTION, Reply, ask, says
 
-from lit_grpo.judge import Judge, JudgeFailure
+from lit_grpo.judge import Judge
 from lit_grpo.judge.client import JudgeClient
 from lit_grpo.judge.connection import base_url, connect
+from lit_grpo.judge.failures import JudgeFailure
 from lit_grpo.types import UserError
 
 VARIABLES = (

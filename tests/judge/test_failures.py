@@ -5,8 +5,12 @@ import httpx
 import openai
 import pytest
 
-from lit_grpo.judge import JudgeFailure
-from lit_grpo.judge.failures import MAX_DETAIL_CHARACTERS, as_failure, retry_after_seconds
+from lit_grpo.judge.failures import (
+    MAX_DETAIL_CHARACTERS,
+    JudgeFailure,
+    as_failure,
+    retry_after_seconds,
+)
 from lit_grpo.types import Outcome
 
 

@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_grpo.judge import JudgeTemplate
-from lit_grpo.judge.template import SHIPPED, draw_ids, draw_nonce
+from lit_grpo.judge.template import SHIPPED, JudgeTemplate, draw_ids, draw_nonce
 
 VALUES = {"nonce": "n0", "reply_form": "JSON please", "highest": 10, "reference": None}
 

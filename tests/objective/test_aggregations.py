@@ -6,8 +6,8 @@ import pytest
 import torch
 from loss_batches import counts_of, train_batch
 
-from lit_grpo.objective import TokenCounts
 from lit_grpo.objective.aggregations import AGGREGATIONS
+from lit_grpo.objective.inputs import TokenCounts
 
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
 

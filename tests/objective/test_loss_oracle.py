@@ -19,8 +19,9 @@ from loss_batches import (
 )
 from trl_oracle import trl_gradient, trl_trainer
 
-from lit_grpo.objective import EntropyTerm, KLTerm, Objective, SamplerCorrection, TokenCounts
+from lit_grpo.objective import EntropyTerm, KLTerm, Objective, SamplerCorrection
 from lit_grpo.objective.entropy import EntropyControl
+from lit_grpo.objective.inputs import TokenCounts
 
 LOSS_TYPES = {  # TRL's name -> our surrogate and aggregation
     "grpo": ("clip", "sequence"),

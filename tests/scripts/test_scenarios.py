@@ -13,7 +13,7 @@ from _scenario_list import SCENARIOS
 from forked_ranks import Forked
 from paths import ROOT, TESTS
 
-from lit_grpo.diagnostics.causes import CAUSES
+from lit_grpo.diagnostics.causes.table import CAUSES
 
 SCENARIO = Scenario(
     title="x",

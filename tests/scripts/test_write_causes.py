@@ -2,7 +2,7 @@ import pytest
 import write_causes
 
 from lit_grpo.cli.commands import COMMANDS, OWN_EXIT_CODES
-from lit_grpo.diagnostics.causes import CAUSES
+from lit_grpo.diagnostics.causes.table import CAUSES
 from lit_grpo.stopping import ExitCode
 
 

@@ -9,7 +9,8 @@ from tiny import LLAMA
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from lit_grpo.data import PromptFormat, Row, build_prompts
+from lit_grpo.data import PromptFormat, Row
+from lit_grpo.data.prompts.prompt_format import build_prompts
 from lit_grpo.policy import Policy
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.types import Prompt

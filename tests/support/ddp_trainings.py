@@ -23,7 +23,7 @@ from teacher_server import vllm_replies
 from tiny import perturbed, tiny_policy
 
 from lit_grpo.callbacks import Checkpoints, HealthMonitor, Rule
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.objective import AdvantageConfig, DistillationTerm, EntropyTerm, KLTerm, Objective
 from lit_grpo.policy import Policy
 from lit_grpo.policy.named_weights import named_weights

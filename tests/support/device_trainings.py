@@ -29,7 +29,7 @@ from paths import ROOT
 from small_runs import PROMPTS, Keep, Recorded, Replayed, make_module, make_trainer, weights
 from tiny import perturbed, prompt, tiny_policy
 
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.objective import DistillationTerm, EntropyTerm, KLTerm, Objective
 from lit_grpo.objective.loss import token_losses
 from lit_grpo.policy import LoRA, logprobs

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_grpo.judge import Examiner, Judge, JudgeTemplate
+from lit_grpo.judge import Judge
+from lit_grpo.judge.examiner import Examiner
+from lit_grpo.judge.template import JudgeTemplate
 
 CONTEXT = {"question": "1+1=", "reference": "2", "highest": 10}
 

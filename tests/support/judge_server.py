@@ -15,9 +15,10 @@ from typing import Any
 import openai.types.chat  # noqa: F401 - loaded before the first deadline of a test
 from worker_processes import wait_until
 
-from lit_grpo.judge import Form, Grade, Judge, Limits, Price, Text
+from lit_grpo.judge import Judge, Limits, Price, Text
 from lit_grpo.judge import client as judge_client
 from lit_grpo.judge.client import JudgeClient, Question
+from lit_grpo.judge.reply import Form, Grade
 
 GRADED = Form({"explanation": Text(), "score": Grade(10)})
 QUESTION = Question(messages=[{"role": "user", "content": "Grade 2."}], form=GRADED, ids=["X"])

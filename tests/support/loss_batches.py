@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_grpo.objective import Objective, TokenCounts
+from lit_grpo.objective import Objective
 from lit_grpo.objective.corrections import entropy_threshold, top_entropy_tokens
+from lit_grpo.objective.inputs import TokenCounts
 from lit_grpo.objective.loss import TokenLosses, token_losses
 from lit_grpo.types import TrainBatch
 

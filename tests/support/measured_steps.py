@@ -28,7 +28,7 @@ from lit_grpo.cli.estimate.memory import SAMPLING, SAVING, MemoryPart, estimate_
 from lit_grpo.cli.estimate.seconds import StepTime, estimate_seconds
 from lit_grpo.cli.estimate.setup import Sampler, Setup, make_setup
 from lit_grpo.cli.estimate.step import step_sizes
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.distributed.ranks import get_rank
 from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.policy import LoRA, Policy

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import LLAMA, prompt, tiny_policy
 
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.policy import Policy
 from lit_grpo.rewards import Reward
 from lit_grpo.rollout import HFEngine, Sampling

@@ -10,7 +10,7 @@ import lightning as L
 import tiny
 import torch
 
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.types import Completion, Outcome, RolloutBatch, Score, TrainBatch
 
 

@@ -18,7 +18,7 @@ from small_runs import (
 from teacher_server import vllm_replies
 from tiny import LLAMA, perturbed, tiny_policy
 
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.objective import DistillationTerm, EntropyTerm, KLTerm, Objective
 from lit_grpo.policy import LocalTeacher, LoRA, Policy
 from lit_grpo.rollout import VLLMTeacher

@@ -11,7 +11,7 @@ from small_runs import (
     weights,
 )
 
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.objective import AdvantageConfig, EntropyTerm, KLTerm, Objective
 from lit_grpo.policy import LoRA
 

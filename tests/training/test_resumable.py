@@ -6,7 +6,7 @@ from small_runs import PROMPTS, fit, make_module, make_trainer, weights
 from tiny import tiny_policy
 
 from lit_grpo.callbacks import Checkpoints
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.policy import LoRA
 from lit_grpo.policy.files.model_source import ModelSource, as_plain, save_sources

@@ -8,7 +8,7 @@ from chat_models import ALWAYS_THINKS, IM_END, chat_prompts, qwen_policy, qwen_t
 from small_runs import make_trainer
 from tiny import LLAMA, prompt
 
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.data.prompts.prompt_format import PromptFormat, build_prompts
 from lit_grpo.data.rows.sources import read_rows
 from lit_grpo.policy import LoRA, Policy

@@ -7,7 +7,8 @@ from small_runs import fit, make_module
 
 from lit_grpo.training import stages
 from lit_grpo.training.stages import StageEvents
-from lit_grpo.types import OutOfMemory, StageProgress
+from lit_grpo.types import StageProgress
+from lit_grpo.types.errors import OutOfMemory
 
 
 class Listener(L.Callback):

@@ -9,14 +9,15 @@ import pytest
 from small_runs import PROMPTS, fit, fit_and_evaluate, make_module, make_trainer
 
 from lit_grpo.callbacks import Checkpoints
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.rewards import Reward
 from lit_grpo.rollout import EngineFailed, HFEngine
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training import Evaluation
 from lit_grpo.training.validation import is_cut_short, stops_on_failure
 from lit_grpo.training.waiting import StepAbandoned
-from lit_grpo.types import EngineBug, StopReason, UserCodeFailed
+from lit_grpo.types import StopReason, UserCodeFailed
+from lit_grpo.types.errors import EngineBug
 
 
 def trainer_in(

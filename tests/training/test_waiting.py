@@ -9,7 +9,7 @@ from lit_grpo.rollout import EngineFailed
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import waiting
 from lit_grpo.training.waiting import StepAbandoned, Waiting, abandon_if_failed, wait_until_done
-from lit_grpo.types import EngineBug
+from lit_grpo.types.errors import EngineBug
 
 
 class Events:

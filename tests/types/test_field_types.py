@@ -29,7 +29,8 @@ from lit_grpo.policy import LoRA, Policy
 from lit_grpo.rewards import FormatReward, JudgeReward, MathReward, RankingReward, ScorerReward
 from lit_grpo.rollout import Sampling, SGLangEngine, VLLMEngine, VLLMServerEngine
 from lit_grpo.training import GRPOModule, UpdateConfig
-from lit_grpo.types import UserError, check_fields, check_value
+from lit_grpo.types import UserError
+from lit_grpo.types.field_types import check_fields, check_value
 
 
 @dataclass

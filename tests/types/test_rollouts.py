@@ -6,7 +6,8 @@ import pytest
 import torch
 from tiny import completion, prompt, rollouts
 
-from lit_grpo.types import Completion, counted_rows
+from lit_grpo.types import Completion
+from lit_grpo.types.rollouts import counted_rows
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 
 from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.rollout import RolloutEngine, Sampling
-from lit_grpo.types import UserError, check_range, check_type, setting_error
-from lit_grpo.types.settings import as_object, list_some
+from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types.settings import as_object, check_type, list_some
 
 
 def test_a_refused_setting_names_key_rule_value_reason_and_fix():
@@ -89,6 +89,11 @@ def test_the_first_of_many_names_are_listed(names, separator, listed):
     ("value", "kinds", "fix"),
     [
         ({"max_tokens": 8}, [Sampling], "write Sampling(max_tokens=8), of lit_grpo.rollout"),
+        (
+            {"kl": {"coef": 0.1}, "surrogate": "clip"},
+            [Objective],
+            "write Objective(kl=KLTerm(coef=0.1), surrogate='clip'), of lit_grpo.objective",
+        ),
         ("x", [NoneType, Objective], "write Objective(...), of lit_grpo.objective"),
         (0.1, [KLTerm], "write KLTerm(...), of lit_grpo.objective"),
         ("hf", [RolloutEngine], "write HFEngine(...), of lit_grpo.rollout"),

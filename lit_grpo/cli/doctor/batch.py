@@ -13,7 +13,8 @@ from torch import nn
 from lit_grpo.cli.built_run import BuiltRun
 from lit_grpo.cli.doctor.findings import Finding, ok, remark
 from lit_grpo.cli.estimate.step import StepSizes, make_step
-from lit_grpo.data import PromptLoader, TrainingLoader
+from lit_grpo.data import TrainingLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.stopping import has_step_limit, zero_limit
 from lit_grpo.training.batching import UpdateConfig

@@ -19,7 +19,8 @@ from lit_grpo.cli.built_run import NotChecked
 from lit_grpo.cli.errors import one_line, place
 from lit_grpo.rewards.scoring.scoring import RewardFailed
 from lit_grpo.rollout import EngineFailed
-from lit_grpo.types import Diverged, UserCodeFailed, UserError
+from lit_grpo.types import UserCodeFailed, UserError
+from lit_grpo.types.errors import Diverged
 
 REPORTED = (
     *(UserError, RewardFailed, EngineFailed, Diverged),

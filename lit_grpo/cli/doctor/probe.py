@@ -16,6 +16,7 @@ from lit_grpo.diagnostics.step_findings import (
     LIKELY_FRACTION,
     empty_fraction,
     find_failure,
+    never_scored,
     no_signal,
     sample_completions,
     truncated_fraction,
@@ -116,6 +117,8 @@ def _failures(trial: Trial, said: str, why_not_trained: str) -> Iterator[Finding
     for failure in failures:
         if str(failure) not in said:
             yield refused(f"A reward failed on every completion: {failure}")
+    for sentence in never_scored(trial.rollouts).values():
+        yield remark(sentence)
     some = find_failure(trial.rollouts)
     if why_not_trained and not failures:
         yield refused(why_not_trained)

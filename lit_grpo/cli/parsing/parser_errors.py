@@ -31,7 +31,7 @@ from lit_grpo.cli.parsing.value_errors import (
     missing_keys,
 )
 from lit_grpo.data import PromptData
-from lit_grpo.diagnostics.causes import Action
+from lit_grpo.diagnostics.causes.cause import Action
 from lit_grpo.rewards import Reward
 from lit_grpo.rewards.function import constructor_call
 from lit_grpo.types.spelling import did_you_mean

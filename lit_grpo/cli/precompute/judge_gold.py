@@ -16,7 +16,8 @@ from lit_grpo.cli.precompute.claims import Claims
 from lit_grpo.cli.precompute.votes import VoteCall
 from lit_grpo.cli.prepare.fingerprint import Scorer
 from lit_grpo.cli.prepare.gold_cache import JudgeVotes
-from lit_grpo.judge import Examiner, Finding, Judge
+from lit_grpo.judge import Judge
+from lit_grpo.judge.examiner import Examiner, Finding
 from lit_grpo.types import Outcome
 
 GRACE_SECONDS = 5.0

@@ -15,7 +15,9 @@ from typing import Any
 
 from lit_grpo.cli.prepare.recipe import Gold, Recipe
 from lit_grpo.cli.prepare.records import RecordFiles
-from lit_grpo.judge import Form, Grade, Judge, JudgeTemplate, Text
+from lit_grpo.judge import Judge, Text
+from lit_grpo.judge.reply import Form, Grade
+from lit_grpo.judge.template import JudgeTemplate
 from lit_grpo.types import UserError
 
 FORMAT = 1

@@ -24,7 +24,12 @@ from lit_grpo.cli.rewards.failures import (
     find_unreported,
     report_failures,
 )
-from lit_grpo.diagnostics.step_findings import find_failure, no_signal, truncated_fraction
+from lit_grpo.diagnostics.step_findings import (
+    find_failure,
+    never_scored,
+    no_signal,
+    truncated_fraction,
+)
 from lit_grpo.judge.estimate import seconds_of_calls
 from lit_grpo.objective.advantages import group_deviation
 from lit_grpo.rewards import JudgedReward, Reward
@@ -242,6 +247,7 @@ def _notes(trial: Trial, module: GRPOModule, num_rows_per_step: int) -> list[str
         *_untried(trial, module.rewards.rewards),
         ASSUMPTIONS.format(num_rows=num_rows_per_step),
         *_judge_notes(trial, module.rewards.rewards),
+        *never_scored(rollouts).values(),
         *([] if failed_everywhere(rollouts) else _why_no_signal(rollouts, module)),
     ]
 

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from lit_grpo.data.loading.order import TableOrder, none_short_enough
 from lit_grpo.data.prompts.lazy_prompts import LazyPrompts
-from lit_grpo.types import GroupResult, Prompt, check_fields, check_range, setting_error
+from lit_grpo.types import Prompt, check_range, setting_error
+from lit_grpo.types.field_types import check_fields
+from lit_grpo.types.rollouts import GroupResult
 
 Level = Literal["easy", "normal", "hard"]
 

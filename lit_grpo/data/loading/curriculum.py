@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
-from lit_grpo.types import UserError, check_fields, check_range, check_value, setting_error
+from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types.field_types import check_fields, check_value
 from lit_grpo.types.spelling import did_you_mean
 
 TEXT_SOURCES = ("verifiable", "open")

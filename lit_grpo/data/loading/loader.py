@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_grpo.data.loading.contents import describe_rows
-from lit_grpo.types import GroupResult, Prompt, UserError, setting_error
+from lit_grpo.types import Prompt, UserError, setting_error
+from lit_grpo.types.rollouts import GroupResult
 
 Order = NDArray[np.integer[Any]]
 """Indices of prompts."""

@@ -14,7 +14,8 @@ from lit_grpo.data.loading.adaptive import AdaptiveOrder
 from lit_grpo.data.loading.curriculum import Curriculum, quotas
 from lit_grpo.data.loading.loader import TrainingLoader, check_sizes
 from lit_grpo.data.loading.order import RowOrder
-from lit_grpo.types import GroupResult, Prompt, UserError
+from lit_grpo.types import Prompt, UserError
+from lit_grpo.types.rollouts import GroupResult
 
 log = logging.getLogger(__name__)
 

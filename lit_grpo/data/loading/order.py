@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from lit_grpo.data.loading.contents import describe_rows
 from lit_grpo.data.prompts.lazy_prompts import LazyPrompts
-from lit_grpo.types import GroupResult, Prompt, UserError
+from lit_grpo.types import Prompt, UserError
+from lit_grpo.types.rollouts import GroupResult
 
 MAX_BUILT_AT_START = 1_000
 """Prompts that are built only to check a run at its start."""

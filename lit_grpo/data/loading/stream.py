@@ -18,7 +18,8 @@ from lit_grpo.data.rows.filters import absent_column, failed_filter
 from lit_grpo.data.rows.gold import gold_answers
 from lit_grpo.data.rows.prepared import Holdout, holdout_keys
 from lit_grpo.data.rows.sources import Row
-from lit_grpo.types import Prompt, Tokenizer, UserError
+from lit_grpo.types import Prompt, UserError
+from lit_grpo.types.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,10 @@ from typing import Any
 import jinja2
 
 from lit_grpo.data.rows.sources import Row
-from lit_grpo.types import Message, Prompt, Tokenizer, UserError
+from lit_grpo.types import Prompt, UserError
 from lit_grpo.types.json_text import parse_json
+from lit_grpo.types.rollouts import Message
+from lit_grpo.types.tokenizer import Tokenizer
 
 OWN_ARGUMENTS = ("add_generation_prompt", "messages", "tokenize", "tools")
 """Arguments of the chat template that have settings of their own or are always the same."""

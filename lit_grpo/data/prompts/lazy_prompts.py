@@ -11,7 +11,8 @@ from lit_grpo.data.prompts.chat import check_template_kwargs
 from lit_grpo.data.prompts.prompt_format import PromptFormat, build_prompt, check_tools_column
 from lit_grpo.data.rows.gold import gold_answers
 from lit_grpo.data.rows.mapped import MappedRows
-from lit_grpo.types import Prompt, Tokenizer
+from lit_grpo.types import Prompt
+from lit_grpo.types.tokenizer import Tokenizer
 
 
 class LazyPrompts(Sequence[Prompt | None]):

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lit_grpo.distributed.ranks import gather_objects
-from lit_grpo.judge import Examiner, Finding, Form, Item, Judge, JudgeTemplate
+from lit_grpo.judge import Judge
+from lit_grpo.judge.examiner import Examiner, Finding, Item
+from lit_grpo.judge.reply import Form
+from lit_grpo.judge.template import JudgeTemplate
 from lit_grpo.rewards.reward import Reward, setting_key, started
 from lit_grpo.types import Measurements, Prompt, Score, UserError, check_range
 from lit_grpo.types.field_types import checks_types

@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Literal
 
-from lit_grpo.judge import Finding, Form, Judge, Order, Text
+from lit_grpo.judge import Judge, Text
+from lit_grpo.judge.examiner import Finding
+from lit_grpo.judge.reply import Form, Order
 from lit_grpo.rewards.judged.base import JudgedReward, agreement, failed_score, question_of
 from lit_grpo.rewards.reward import setting_key
-from lit_grpo.types import Completion, Prompt, Score, check_value
-from lit_grpo.types.field_types import checks_types
+from lit_grpo.types import Completion, Prompt, Score
+from lit_grpo.types.field_types import check_value, checks_types
 
 Kind = Literal["listwise", "pairwise"]
 MIN_ANSWERED = 0.5

@@ -20,8 +20,8 @@ from lit_grpo.rewards.reward_model.model import (
     ScorerSettings,
     load_scorer,
 )
-from lit_grpo.types import Completion, Prompt, Score, check_range, check_value
-from lit_grpo.types.field_types import checks_types
+from lit_grpo.types import Completion, Prompt, Score, check_range
+from lit_grpo.types.field_types import check_value, checks_types
 from lit_grpo.types.paths import at_home
 
 MIN_EQUAL_ROWS = 16

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lit_grpo.types import Completion, Prompt, Tokenizer, UserError
+from lit_grpo.types import Completion, Prompt, UserError
+from lit_grpo.types.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,8 @@ from lit_grpo.rewards.scoring.boundary import as_permanent
 from lit_grpo.rewards.scoring.reasoning import Reasoning
 from lit_grpo.rewards.scoring.runners import Call, Runners
 from lit_grpo.rewards.scoring.valid_rows import combine, weighted_names
-from lit_grpo.types import (
-    Completion,
-    Group,
-    Outcome,
-    Prompt,
-    RolloutBatch,
-    Score,
-    ScoredCompletion,
-    StageProgress,
-)
+from lit_grpo.types import Completion, Group, Outcome, Prompt, RolloutBatch, Score, StageProgress
+from lit_grpo.types.rollouts import ScoredCompletion
 
 MAX_WAIT_SECONDS = threading.TIMEOUT_MAX
 NO_SCORES: Mapping[str, Score] = MappingProxyType({})

@@ -18,8 +18,9 @@ from lit_grpo.rollout.engine import RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.rollout.hf import shared_prompts
 from lit_grpo.rollout.hf.running_batch import RunningBatch, can_prepare_masks, can_share_prompts
 from lit_grpo.rollout.requests import completion_text, stop_token_ids
-from lit_grpo.types import Completion, FinishReason, Prompt, check_range
+from lit_grpo.types import Completion, Prompt, check_range
 from lit_grpo.types.keywords import checks_keywords
+from lit_grpo.types.rollouts import FinishReason
 
 
 @checks_keywords

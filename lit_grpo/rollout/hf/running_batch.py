@@ -19,7 +19,7 @@ from lit_grpo.policy.padding import positions
 from lit_grpo.policy.sharding import compute_device
 from lit_grpo.rollout.hf.row_cache import RowCache, cache_name, can_join, join_caches
 from lit_grpo.rollout.hf.shared_prompts import SHARED, SharedPrompts
-from lit_grpo.types import Diverged
+from lit_grpo.types.errors import Diverged
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from lit_grpo.rollout.server.api_key import Guard
 from lit_grpo.rollout.server.endpoint import Endpoint
 from lit_grpo.rollout.weight_check import CHECK_TEMPERATURE
 from lit_grpo.rollout.weights.store import WeightUpdate
-from lit_grpo.types import UserError, check_fields, check_range, setting_error
+from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types.field_types import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)

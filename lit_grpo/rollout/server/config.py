@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lit_grpo.types import check_fields, check_range
+from lit_grpo.types import check_range
+from lit_grpo.types.field_types import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,8 @@ from lit_grpo.rollout.server.weights import TargetWeights
 from lit_grpo.rollout.weight_check import ExpectedLogprobs, WeightCheck, expected_logprobs
 from lit_grpo.rollout.weights.store import WeightStore
 from lit_grpo.rollout.weights.sync import WeightSync, sends_adapter
-from lit_grpo.types import Completion, Measurements, Prompt, check_init, check_range
+from lit_grpo.types import Completion, Measurements, Prompt, check_range
+from lit_grpo.types.field_types import check_init
 from lit_grpo.types.keywords import checks_keywords
 from lit_grpo.types.paths import at_home
 

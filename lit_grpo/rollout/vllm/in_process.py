@@ -26,7 +26,8 @@ from lit_grpo.rollout.weight_check import (
 )
 from lit_grpo.rollout.weights.base_model import adapter_rank, base_model, save_tokenizer
 from lit_grpo.rollout.weights.sync import WeightSync, sends_adapter
-from lit_grpo.types import Completion, Measurements, Prompt, UserError, check_init, setting_error
+from lit_grpo.types import Completion, Measurements, Prompt, UserError, setting_error
+from lit_grpo.types.field_types import check_init
 from lit_grpo.types.keywords import checks_keywords
 
 

@@ -37,7 +37,7 @@ from lit_grpo.rollout.vllm.sampling import (
 )
 from lit_grpo.rollout.weights.store import WeightUpdate
 from lit_grpo.rollout.weights.sync import sends_adapter
-from lit_grpo.types import check_init
+from lit_grpo.types.field_types import check_init
 
 GUARD_MODULE = "lit_grpo_key_guard"
 """Name of the copy of `key_guard` that servers import."""

@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lit_grpo.concurrency import EventLoopThread, backoff, gather_or_cancel, wait_for
-from lit_grpo.policy import Policy, Teacher
-from lit_grpo.policy.teacher import TeacherFailed, probe_text, wrong_tokenizer
+from lit_grpo.policy import Policy
+from lit_grpo.policy.teacher import Teacher, TeacherFailed, probe_text, wrong_tokenizer
 from lit_grpo.rollout.server.api_key import check_variable, choose_key
 from lit_grpo.rollout.server.endpoint import (
     Endpoint,

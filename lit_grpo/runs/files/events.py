@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.diagnostics.causes import cause_of_exit
+from lit_grpo.diagnostics.causes.table import cause_of_exit
 from lit_grpo.diagnostics.errors import cause_of_error
 from lit_grpo.runs.files.event_log import (
     LEAKED,

@@ -26,13 +26,8 @@ from lit_grpo.runs.checkpoints.rollback import RollbackHistory, roll_back, step_
 from lit_grpo.runs.files.events import EventKind, num_finished_steps, record_event
 from lit_grpo.runs.health.rules import Rule, WatchedCause, watch_causes
 from lit_grpo.stopping import ExitCode, for_this_run, get_stop_reason, stop_run
-from lit_grpo.types import (
-    Diverged,
-    RolloutBatch,
-    Stage,
-    StopReason,
-    check_range,
-)
+from lit_grpo.types import RolloutBatch, Stage, StopReason, check_range
+from lit_grpo.types.errors import Diverged
 from lit_grpo.types.field_types import checks_types
 from lit_grpo.types.keywords import checks_keywords
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lit_grpo.diagnostics.causes import CAUSES, Action, Cause
+from lit_grpo.diagnostics.causes.cause import Action, Cause
+from lit_grpo.diagnostics.causes.table import CAUSES
 from lit_grpo.diagnostics.step_checks import BEFORE_UPDATE, CHECKS
-from lit_grpo.types import UserError, check_fields, check_range, setting_error
+from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types.field_types import check_fields
 from lit_grpo.types.spelling import did_you_mean
 
 KEY = "HealthMonitor.init_args.rules"

@@ -14,7 +14,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.diagnostics.causes import CAUSES
+from lit_grpo.diagnostics.causes.table import CAUSES
 from lit_grpo.diagnostics.step_counts import StepCounts, count_step
 from lit_grpo.diagnostics.step_findings import (
     how_it_began,

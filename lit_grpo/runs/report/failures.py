@@ -28,17 +28,38 @@ FAILURES = [
 
 
 def describe_failures(run: Run) -> list[str]:
-    """Return a line for each reward that failed on more than a few rows of the whole run."""
+    """Return a line for each reward that failed on more than a few rows of the whole run.
+
+    And for each that returned None on all of them.
+    """
     pattern = re.compile(rf"reward/(.+)/({'|'.join(FAILURES)})_fraction")
     found = [match for column in run.metrics if (match := pattern.fullmatch(str(column)))]
     fractions: defaultdict[str, float] = defaultdict(float)
     for match in found:
         fractions[match[1]] += run.metrics[match[0]].mean()
     return [
-        _describe(name, fraction, run.path / "completions")
-        for name, fraction in fractions.items()
-        if fraction > SHOWN_FRACTION
+        *(
+            _describe(name, fraction, run.path / "completions")
+            for name, fraction in fractions.items()
+            if fraction > SHOWN_FRACTION
+        ),
+        *map(_describe_none, _always_none(run)),
     ]
+
+
+def _always_none(run: Run) -> Iterator[str]:
+    """Yield the rewards that have returned None for every row of the run."""
+    for column in run.metrics:
+        match = re.fullmatch(r"reward/(.+)/abstain_fraction", str(column))
+        if match and run.metrics[column].min() == 1:  # of the steps with rows that it is for
+            yield match[1]
+
+
+def _describe_none(name: str) -> str:
+    return (
+        f"Reward {name!r} returned None for every completion, so it did not count: check whether a "
+        "return is missing, unless that is intended."
+    )
 
 
 def _describe(name: str, fraction: float, completions: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import lightning as L
 
-from lit_grpo.diagnostics.causes import CAUSES
+from lit_grpo.diagnostics.causes.table import CAUSES
 from lit_grpo.runs.checkpoints.files import healthy_checkpoint, last_checkpoint, read_manifest
 from lit_grpo.runs.shutdown.time_limit import with_more_time
 from lit_grpo.stopping import ExitCode, for_this_run, get_stop_reason

@@ -11,7 +11,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.data import TrainingLoader
 from lit_grpo.objective import AdvantageConfig, Objective
-from lit_grpo.policy import Policy, Teacher
+from lit_grpo.policy import Policy
+from lit_grpo.policy.teacher import Teacher
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.stopping import for_this_run, has_step_limit
 from lit_grpo.types import Prompt, UserError, check_range, setting_error

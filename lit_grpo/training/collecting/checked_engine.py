@@ -15,17 +15,10 @@ from typing import Any, get_args
 from lit_grpo.diagnostics.memory import is_out_of_memory
 from lit_grpo.rollout import EngineFailed, RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.training.waiting import StepAbandoned
-from lit_grpo.types import (
-    Completion,
-    Diverged,
-    EngineBug,
-    FinishReason,
-    OutOfMemory,
-    Prompt,
-    UserError,
-)
-from lit_grpo.types.errors import as_rank_lost, is_disk_full
+from lit_grpo.types import Completion, Prompt, UserError
+from lit_grpo.types.errors import Diverged, EngineBug, OutOfMemory, as_rank_lost, is_disk_full
 from lit_grpo.types.functions import defined_at, users_traceback
+from lit_grpo.types.rollouts import FinishReason
 
 log = logging.getLogger(__name__)
 

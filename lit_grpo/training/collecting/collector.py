@@ -32,7 +32,8 @@ from lit_grpo.training.metrics import (
 from lit_grpo.training.seeds import SeedPurpose, seed_everything
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.training.waiting import StepAbandoned, Waiting, abandon_if_failed
-from lit_grpo.types import EngineBug, Prompt, RolloutBatch, StageProgress
+from lit_grpo.types import Prompt, RolloutBatch, StageProgress
+from lit_grpo.types.errors import EngineBug
 
 
 class Collector:

@@ -15,7 +15,9 @@ from lit_grpo.rewards.scoring.scoring import Scoring
 from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
 from lit_grpo.training.collecting.checked_engine import generate
-from lit_grpo.types import Completion, EngineBug, Prompt, ScoredCompletion, StageProgress
+from lit_grpo.types import Completion, Prompt, StageProgress
+from lit_grpo.types.errors import EngineBug
+from lit_grpo.types.rollouts import ScoredCompletion
 
 NO_ROWS: Mapping[int, ScoredCompletion] = MappingProxyType({})
 

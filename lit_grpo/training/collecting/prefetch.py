@@ -15,7 +15,8 @@ from lit_grpo.training.collecting.pending_rollout import PendingRollout, Rollout
 from lit_grpo.training.collecting.saved_rollouts import from_text, to_text
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.seeds import SeedPurpose, Seeds
-from lit_grpo.types import Prompt, RolloutBatch, ScoredCompletion
+from lit_grpo.types import Prompt, RolloutBatch
+from lit_grpo.types.rollouts import ScoredCompletion
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from lit_grpo.types import Completion, Outcome, Score, ScoredCompletion
+from lit_grpo.types import Completion, Outcome, Score
+from lit_grpo.types.rollouts import ScoredCompletion
 
 
 def to_text(rows: Mapping[int, ScoredCompletion]) -> str:

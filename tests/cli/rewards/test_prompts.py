@@ -9,8 +9,8 @@ import pytest
 from tiny import prompt
 
 from lit_grpo.cli.rewards.prompts import trial_prompts
-from lit_grpo.data import PromptLoader
 from lit_grpo.data.loading.curriculum import Curriculum, Phase
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.data.loading.mixture_loader import MixtureLoader
 from lit_grpo.data.loading.order import TableOrder
 

@@ -6,7 +6,8 @@ import pytest
 from lit_grpo.data.loading.adaptive import Adaptive, AdaptiveOrder
 from lit_grpo.data.loading.curriculum import Curriculum, Phase
 from lit_grpo.data.loading.mixture_loader import MixtureLoader
-from lit_grpo.types import GroupResult, Prompt, UserError
+from lit_grpo.types import Prompt, UserError
+from lit_grpo.types.rollouts import GroupResult
 
 
 def order(number: int = 10, long: tuple[int, ...] = (), **settings) -> AdaptiveOrder:

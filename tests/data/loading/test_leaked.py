@@ -6,10 +6,10 @@ import pytest
 from prepared_data import write_prepared
 from tiny import prompt
 
-from lit_grpo.data import PromptLoader
 from lit_grpo.data.loading import order
 from lit_grpo.data.loading.curriculum import Curriculum, Phase
 from lit_grpo.data.loading.leaked import describe_leaked
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.data.loading.mixture_loader import MixtureLoader
 from lit_grpo.data.loading.order import TableOrder
 from lit_grpo.data.prompts import lazy_prompts

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.types import Prompt, UserError
 
 

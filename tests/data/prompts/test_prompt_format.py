@@ -2,8 +2,8 @@
 
 import pytest
 
-from lit_grpo.data import PromptFormat, Row, build_prompts
-from lit_grpo.data.prompts.prompt_format import in_source
+from lit_grpo.data import PromptFormat, Row
+from lit_grpo.data.prompts.prompt_format import build_prompts, in_source
 from lit_grpo.data.rows.prepared import text_hash, text_hashes
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 

@@ -10,7 +10,7 @@ import datasets
 import pytest
 from processes import run_program
 
-from lit_grpo.data import read_rows
+from lit_grpo.data.rows.sources import read_rows
 from lit_grpo.types import UserError
 
 ROW = {"text": 'é, "q"\nline', "tags": ["a", "b"], "meta": {"scores": [0.5, None], "n": 3}}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_grpo.data import read_rows
+from lit_grpo.data.rows.sources import read_rows
 
 
 def write(path: Path, content: str | bytes) -> str:

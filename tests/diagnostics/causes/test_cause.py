@@ -1,5 +1,5 @@
-from lit_grpo.diagnostics.causes import CAUSES
 from lit_grpo.diagnostics.causes.cause import Cause
+from lit_grpo.diagnostics.causes.table import CAUSES
 
 
 def test_remedies_are_sentences_without_marks():

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from lit_grpo.diagnostics.causes import CAUSES, cause_of_exit
+from lit_grpo.diagnostics.causes.table import CAUSES, cause_of_exit
 from lit_grpo.stopping import ExitCode, exit_code_of_signal
 
 

@@ -5,7 +5,7 @@ import torch
 from tiny import tiny_policy
 
 from lit_grpo.rollout.hf.running_batch import RunningBatch
-from lit_grpo.types import Diverged
+from lit_grpo.types.errors import Diverged
 
 IDS = torch.tensor([[0, 0, 7, 8], [1, 2, 3, 4]])
 """Two prompts, of two and four tokens, padded on the left."""

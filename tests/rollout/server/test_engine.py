@@ -20,7 +20,7 @@ from small_runs import make_module, make_trainer
 from tiny import perturbed, prompt, tiny_policy
 from worker_processes import is_alive, wait_until
 
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.distributed import ranks as distributed_ranks
 from lit_grpo.rollout import EngineFailed, Launch, Sampling, SGLangEngine, VLLMServerEngine
 from lit_grpo.rollout.server import directory as engine_directory

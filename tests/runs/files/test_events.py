@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import Callback, LambdaCallback
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import Checkpoints, ZeroRewardBreaker
-from lit_grpo.diagnostics.causes import CAUSES
+from lit_grpo.diagnostics.causes.table import CAUSES
 from lit_grpo.runs.files.events import EventsFile, read_events, record_event
 from lit_grpo.stopping import ExitCode, stop_run
 from lit_grpo.training.stages import StageEvents

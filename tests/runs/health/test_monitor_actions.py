@@ -18,7 +18,8 @@ from lit_grpo.rewards import FunctionReward
 from lit_grpo.rollout import Sampling
 from lit_grpo.runs.files.events import EventsFile, read_events
 from lit_grpo.stopping import ExitCode, get_stop_reason
-from lit_grpo.types import Diverged, UserError
+from lit_grpo.types import UserError
+from lit_grpo.types.errors import Diverged
 
 CUT = outputs(
     rollouts([[0.0, 1.0]], [completion("a", "length"), completion("b", "length")]),

@@ -16,7 +16,7 @@ from tiny import prompt
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import RolloutProgressBar
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.rollout import Sampling
 from lit_grpo.runs.progress.progress_bar import metrics_line
 from lit_grpo.training import SFTModule

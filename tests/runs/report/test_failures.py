@@ -30,7 +30,11 @@ class Flaky(Reward):
 
 class Abstains(Reward):
     def score(self, prompt, completion):
-        return None if len(completion.token_ids) % 2 else 1.0
+        return None if completion.token_ids[0] % 2 else 1.0
+
+class Forgetful(Reward):
+    def score(self, prompt, completion):
+        len(completion.text)
 
 def rarely(completions, **kwargs):
     return [1.0 for _ in completions]
@@ -72,6 +76,12 @@ def test_the_end_and_the_report_say_which_reward_failed_how_often_and_why(capsys
     capsys.readouterr()
     assert main(["report", "run"]) == 0
     assert expected_line() in capsys.readouterr().out
+
+
+def test_a_reward_that_has_always_returned_none_is_named_at_the_end():
+    end = ended("[flaky_rewards.Flaky, flaky_rewards.Abstains, flaky_rewards.Forgetful]")
+    assert "Reward 'forgetful' returned None for every completion, so it did not count" in end
+    assert "Reward 'abstains'" not in end
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from toy_rollouts import fit, outputs, rollouts
 from lit_grpo import AdditionData, Trainer
 from lit_grpo.__main__ import main
 from lit_grpo.callbacks import Checkpoints, ZeroRewardBreaker
-from lit_grpo.diagnostics.causes import CAUSES
+from lit_grpo.diagnostics.causes.table import CAUSES
 from lit_grpo.runs.shutdown.resume_hint import RESUME_CALL, how_to_resume
 from lit_grpo.stopping import ExitCode, stop_run
 from lit_grpo.types import StopReason

@@ -9,7 +9,7 @@ from small_runs import PROMPTS, make_module, make_trainer
 from tiny import prompt
 from torch.utils.data import DataLoader
 
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.training.checks.compatibility import (
     check_completions_fit,

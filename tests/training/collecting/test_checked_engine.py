@@ -18,7 +18,8 @@ from lit_grpo.training.collecting.checked_engine import (
     start_engine,
 )
 from lit_grpo.training.waiting import StepAbandoned
-from lit_grpo.types import Completion, Diverged, EngineBug, OutOfMemory, UserError
+from lit_grpo.types import Completion, UserError
+from lit_grpo.types.errors import Diverged, EngineBug, OutOfMemory
 
 DONE = completion()
 NAME = rf"^{__name__}\.Mine\.generate \(\S+test_checked_engine\.py:\d+\) "

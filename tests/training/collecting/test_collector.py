@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import completion, prompt
 
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.objective import AdvantageConfig
 from lit_grpo.rewards import Reward
 from lit_grpo.rewards.scoring.suite import RewardSuite

@@ -7,7 +7,7 @@ import torch
 from easy_prompts import EqualOnEasyPrompts, prompts
 from small_runs import Keep, fit, make_module, make_trainer, weights
 
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 
 
 def run(kinds: str, *, rounds: int, max_steps: int = 1, **settings):

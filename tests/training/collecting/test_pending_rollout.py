@@ -8,7 +8,7 @@ from tiny import completion, prompt
 
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.training.collecting.pending_rollout import PendingRollout
-from lit_grpo.types import EngineBug
+from lit_grpo.types.errors import EngineBug
 
 
 def test_a_rank_that_waits_again_for_another_one_does_not_sample_again():

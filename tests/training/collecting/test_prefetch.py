@@ -11,7 +11,7 @@ from small_runs import PROMPTS, fit, make_module, make_trainer, weights
 from tiny import completion, prompt, rollouts
 
 from lit_grpo.callbacks import ZeroRewardBreaker
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.rollout import EngineFailed, HFEngine
 from lit_grpo.stopping import get_stop_reason, stop_run
 from lit_grpo.training import waiting

@@ -16,7 +16,8 @@ from lit_grpo.rollout import EngineFailed, Sampling
 from lit_grpo.stopping import get_stop_reason, stop_run
 from lit_grpo.training import waiting
 from lit_grpo.training.collecting.saved_rollouts import from_text, to_text
-from lit_grpo.types import Outcome, Score, ScoredCompletion, StopReason
+from lit_grpo.types import Outcome, Score, StopReason
+from lit_grpo.types.rollouts import ScoredCompletion
 
 NUM_STEPS = 5
 SAVED_STEP = 3

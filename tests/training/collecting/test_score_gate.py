@@ -13,7 +13,8 @@ from small_runs import PROMPTS, Keep, ShareOfLowBytes, make_module, make_trainer
 from small_runs import weights as weights_of
 
 from lit_grpo.callbacks import Checkpoints
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
+from lit_grpo.rewards import Reward
 from lit_grpo.rollout import HFEngine
 from lit_grpo.runs.files.completions import CompletionsFile
 from lit_grpo.runs.shutdown.signals import StopOnSignal
@@ -111,6 +112,20 @@ def test_a_short_outage_delays_a_run_and_changes_nothing_else(undisturbed, caplo
     assert all(output["rollouts"].valid.all() for output in outputs)
     assert "8 of the 8 rows (100%) have no score" in caplog.text
     torch.testing.assert_close(weights_of(module), weights_of(undisturbed), rtol=0, atol=0)
+
+
+class Forgetful(Reward):
+    """A reward without a return."""
+
+    def score(self, prompt, completion):
+        len(completion.text)
+
+
+def test_a_reward_that_always_returns_none_is_named_once(caplog):
+    module = make_module(rewards=[Flaky(), Forgetful()])
+    make_trainer(max_steps=2).fit(module, PromptLoader(PROMPTS, 2, seed=1), weights_only=True)
+    named = [one for one in caplog.messages if one.startswith("Reward 'forgetful' gave none of 8")]
+    assert len(named) == 1
 
 
 def test_only_missing_scores_are_requested_again():

@@ -3,7 +3,7 @@
 import pytest
 from small_runs import PROMPTS, fit, make_module, make_trainer
 
-from lit_grpo.data import PromptLoader
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.objective import EntropyTerm, KLTerm, Objective
 
 
