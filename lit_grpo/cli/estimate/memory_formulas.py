@@ -77,15 +77,14 @@ def backward_bytes(setup: Setup) -> int:
 def mask_bytes(setup: Setup) -> int:
     """Return the bytes of the attention masks of a micro-batch: queries x keys of each row.
 
-    Query heads that share a key head count as extra queries. The masks hold floats. All layers use
-    the same ones, but a compiled layer makes its own, and keeps it unless it is recomputed.
+    Query heads that share a key head count as extra queries. All layers use the same masks, which
+    hold floats; a compiler finds that those of compiled layers are equal, and keeps one of each.
     """
     if setup.merges_attention:
         return 0
     step, sizes = setup.step, setup.model
     entries = step.masked_rows * step.completion_tokens * step.row_tokens * sizes.query_groups
-    copies = sizes.num_layers if setup.compiles and not setup.checkpointing else 1
-    return round(copies * entries * setup.compute_bytes)
+    return round(entries * setup.compute_bytes)
 
 
 def logit_bytes(setup: Setup) -> int:
