@@ -183,6 +183,11 @@ def _read_metrics(path: Path, read_up_to: int | None) -> tuple[pd.DataFrame, lis
         )
     text, cut_lines = _split_rows(file.read_text() if file.exists() else "")
     metrics = pd.read_csv(StringIO(text)) if text else pd.DataFrame(columns=["step", "seconds"])
+    if "step" not in metrics:
+        raise UserError(
+            f"{file} has no column step, so it is damaged, or was not written by a run. Move it "
+            "away to report on the rest."
+        )
     return metrics if read_up_to is None else metrics[metrics["step"] < read_up_to], cut_lines
 
 

@@ -20,9 +20,9 @@ from lit_grpo.policy import Policy
 from lit_grpo.runs.checkpoints.files import read_manifest, read_state
 from lit_grpo.runs.checkpoints.resume import enclosing_run
 from lit_grpo.runs.files.config import read_config
-from lit_grpo.runs.files.event_log import Event, read_starts
 from lit_grpo.runs.files.secrets import without_secrets
 from lit_grpo.runs.report.history import ACCURACY, UNSCORED, Run, load_runs
+from lit_grpo.runs.report.setting_changes import describe_changes
 from lit_grpo.types import UserError
 from lit_grpo.types.plain import import_path, plain_value
 
@@ -69,7 +69,7 @@ def write_exported_card(directory: Path, checkpoint: Path, policy: Policy) -> No
         if (run_dir := enclosing_run(checkpoint)) is not None:
             of_run = f" of {'/'.join(run_dir.resolve().parts[-2:])}"
             settings = read_config(run_dir / "config.yaml")
-            changes = _describe_changes(run_dir)
+            changes = describe_changes(run_dir)
         manifest = read_manifest(checkpoint)
         steps = "" if manifest is None else (
             f", after rollout step {manifest.rollout_step}, {manifest.optimizer_step} optimizer "
@@ -126,7 +126,7 @@ def _make_card(
         "Adapter": _adapter(module.policy),
         "Rewards": _describe_rewards(module.rewards.weights) if is_grpo else "",
         "Data": _describe_data(getattr(trainer, "datamodule", None)),
-        "Changed at resumes": _describe_changes(run_dir),
+        "Changed at resumes": describe_changes(run_dir),
     }
     method = "GRPO" if is_grpo else "SFT"
     results = {} if run is None else _results(run)
@@ -222,23 +222,6 @@ def _describe_data(data: Any) -> str:
     if isinstance(sources, Mapping):
         names = "; ".join(f"{name} = {_describe_data(one.data)}" for name, one in sources.items())
     return type(data).__name__ + (f": {names}" if names else "")
-
-
-def _describe_changes(run_dir: Path) -> str:
-    """Return which settings changed after which step; the card has the last part's settings.
-
-    A resumption replaces earlier ones from the same step or a later one, as it repeats the steps
-    that followed them.
-    """
-    kept: list[Event] = []
-    for event in read_starts(run_dir):
-        kept = [one for one in kept if one.step < event.step] + [event]
-    return "; ".join(
-        f"{key} {value} after step {event.step}"
-        for event in kept
-        for key, _, value in (change.partition(": ") for change in event.changes)
-        if key.startswith(("model.", "data."))
-    )
 
 
 def _results(run: Run) -> dict[str, tuple[float, float | None]]:

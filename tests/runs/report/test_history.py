@@ -8,6 +8,7 @@ from logged_runs import write_run
 
 from lit_grpo.runs.files.event_log import Event, append_event
 from lit_grpo.runs.report.history import are_stages, load_runs
+from lit_grpo.types import UserError
 
 
 def make_run(path: Path, policy: str | None = None) -> Path:
@@ -94,3 +95,10 @@ def test_a_run_that_ended_between_its_first_validation_and_step_has_no_step(tmp_
     (run,) = load_runs([write_run(tmp_path / "run", {"val/accuracy": [0.25]}, first_step=-1)])
     assert run.num_steps == 0
     assert list(run.values("val/accuracy").index) == [0]
+
+
+def test_metrics_without_steps_are_refused_in_one_line(tmp_path):
+    path = make_run(tmp_path / "run")
+    (path / "metrics.csv").write_text("seconds,loss\n1.0,2.0\n")
+    with pytest.raises(UserError, match=r"metrics\.csv has no column step, so it is damaged"):
+        load_runs([path])
