@@ -156,8 +156,6 @@ def run_without_config(command: str, arguments: list[str]) -> int:
     if {*ASKS_FOR_HELP}.intersection(arguments):
         print(f"usage: {usage(command)}\n\n{describe(command)}")
         return ExitCode.DONE
-    from lit_grpo.types import UserError  # which imports torch
-
     try:
         if command == "prepare":
             from lit_grpo.cli.prepare.command import prepare
@@ -180,7 +178,7 @@ def run_without_config(command: str, arguments: list[str]) -> int:
 
             return sync_wandb(arguments)
         report(arguments)
-    except (UserError, OSError) as error:
+    except (ValueError, OSError) as error:  # UserError, and of libraries that read damaged files
         return print_error(str(error))
     return ExitCode.DONE
 

@@ -214,7 +214,7 @@ def kill_once(directory: Path, seconds: float, signum: int, aim: str = "") -> Ki
 def kill_often(
     directory: Path, pauses: Sequence[float], signums: Sequence[int], num_random: int
 ) -> list[Kill]:
-    """Kill the run after these seconds, again each time, with these signals.
+    """Kill the run once after each of these pauses, with the signal of that pause.
 
     The kills after the random ones wait for stages that were not hit, while there are any.
     """

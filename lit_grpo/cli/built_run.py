@@ -25,7 +25,7 @@ ASSUMED_PROMPT_TOKENS = 512
 
 
 class NotChecked(Exception):
-    """A check needs something that could not be read, which another check reports."""
+    """A check is not made: offline, or without what another check reports as missing."""
 
 
 class Once(Generic[T]):
@@ -163,7 +163,7 @@ class BuiltRun:
         return [one for one in self.rewards if isinstance(one, ProcessReward) or _has_start(one)]
 
     def may_start(self, reward: Reward) -> bool:
-        """Return whether a check may start a reward: offline not the user's, which may use it."""
+        """Return whether a check may start a reward; offline only a built-in one."""
         return not self.is_offline or is_ours(own_reward(reward))
 
     def start_of(self, reward: Reward) -> Once[bool]:

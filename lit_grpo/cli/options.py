@@ -101,7 +101,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "--dry_run": {
             "action": "store_true",
-            "help": "only report what is missing: calls, tokens, dollars and hours",
+            "help": "only report what is missing, and its calls, tokens, dollars and hours",
         },
         "--json": {"action": "store_true", "help": "print JSON instead of tables and text"},
     },

@@ -81,14 +81,14 @@ def never_scored(rollouts: RolloutBatch) -> dict[str, str]:
     Empty if no row is valid, for which there is another finding.
     """
     found = {}
-    for name in rollouts.parts if rollouts.valid.any() else ():
+    for name in rollouts.groups[0].scores if rollouts.valid.any() else ():
         scores = [one for group in rollouts.groups for one in group.scores[name]]
-        asked = [one.outcome for one in scores if one.is_for_source]
-        asked = [one for one in asked if one is not Outcome.NOT_SAMPLED]
-        if asked and {*asked} == {Outcome.ABSTAIN}:
+        asked = [s for s in scores if s.is_for_source and s.outcome is not Outcome.NOT_SAMPLED]
+        if asked and {one.outcome for one in asked} == {Outcome.ABSTAIN}:
+            why = next((one.detail for one in asked if one.detail), ADVICE[Outcome.ABSTAIN])
             found[name] = (
                 f"Reward {name!r} gave none of {len(asked)} completions a value, so it does not "
-                f"count. {ADVICE[Outcome.ABSTAIN]}."
+                f"count. {why[0].upper()}{why[1:].rstrip('.')}."
             )
     return found
 
@@ -198,8 +198,9 @@ def likely_causes(
 
 
 def is_one_text(counts: StepCounts) -> bool:
-    """Return whether all completions of each group are the same text, which is not empty."""
-    return counts.identical_fraction == 1 and counts.empty_fraction < LIKELY_FRACTION
+    """Return whether all completions of each group are the same, and most are not empty."""
+    is_same = counts.num_sampled > 0 and counts.identical_fraction == 1
+    return is_same and counts.empty_fraction < LIKELY_FRACTION
 
 
 def is_stale(counts: StepCounts) -> bool:

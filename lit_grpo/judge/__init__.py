@@ -4,11 +4,9 @@ Every item gets a verdict or the reason why there is none. Rewards are built on 
 """
 
 from lit_grpo.judge.config import Judge, Limits, Price
-from lit_grpo.judge.reply import Text
 
 __all__ = [
     "Judge",
     "Limits",
     "Price",
-    "Text",
 ]

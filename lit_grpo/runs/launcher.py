@@ -22,6 +22,7 @@ from lightning.pytorch.strategies.launchers.subprocess_script import _Subprocess
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lit_grpo.diagnostics.causes.table import cause_of_exit
+from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.shutdown.signals import LEAVING, SIGNALS, handles_signals
 from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason
 from lit_grpo.types import UserError
@@ -74,19 +75,30 @@ class RankLauncher(_SubprocessScriptLauncher):
             is_over.set()
 
 
-def refuse_repeated(run_dir: Path) -> None:
-    """Check that this process is not a rank of another training, which repeats the program.
+def is_repeated(run_dir: Path, *, may_be_done: bool) -> bool:
+    """Return whether a training on one device is done, and only repeated by this process.
+
+    A process that is a rank of a training on several devices runs the whole program.
+
+    Args:
+        may_be_done: Whether a training that is done is left out; otherwise it is refused, too.
 
     Raises:
-        UserError: it is, so that several processes would train in this directory.
+        UserError: such a process would train in this directory, too.
     """
-    if PARENT_VARIABLE in os.environ:
+    is_rank_of_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and os.environ["WORLD_SIZE"] != "1"
+    if PARENT_VARIABLE not in os.environ and not is_rank_of_torchrun:
+        return False
+    events = read_events(run_dir)
+    is_done = bool(events) and events[-1].kind == "done"
+    if not (may_be_done and is_done):
         raise UserError(
             f"every process of a training on several devices runs the whole program, got one that "
             f"also trains in {run_dir}, on a single device (each of them would train there). Use "
             "the same number of devices for all trainings of a program, or a program for each; "
             'with ckpt_path="auto", an earlier training that is done is not repeated.'
         )
+    return True
 
 
 def ends_with_rank_0() -> bool:

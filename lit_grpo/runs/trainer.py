@@ -20,7 +20,7 @@ from lit_grpo.runs.checkpoints.resume import (
     refuse_unfit,
     refuse_used,
 )
-from lit_grpo.runs.launcher import refuse_repeated
+from lit_grpo.runs.launcher import is_repeated
 from lit_grpo.runs.reuse import claim_for_run, mark_as_trained, refuse_trained
 from lit_grpo.runs.run_callbacks import (
     as_list,
@@ -185,8 +185,8 @@ class Trainer(L.Trainer):
         allow_changes: bool,
     ) -> None:
         _check_arguments("fit", model, datamodule)
-        if self.world_size == 1 and ckpt_path != "auto":
-            refuse_repeated(self.run_dir)
+        if self.world_size == 1 and is_repeated(self.run_dir, may_be_done=ckpt_path == "auto"):
+            return
         if ckpt_path is None and self.global_rank == 0:
             refuse_used(self.run_dir, RESUME_CALL)
         ckpt_path = self._find(ckpt_path)

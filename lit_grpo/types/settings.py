@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import is_dataclass
 from inspect import isabstract
 from math import inf
 from numbers import Real
-from typing import Any, TypeGuard, get_args, get_type_hints
+from types import UnionType
+from typing import Any, TypeGuard, Union, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 from lit_grpo.types.errors import UserError
@@ -132,7 +134,8 @@ def _as_arguments(kind: type, settings: Mapping[str, Any]) -> str:
     given = []
     for name, value in settings.items():
         hint, text = hints.get(name), repr(value)
-        inner = next(filter(_is_of_package, (hint, *get_args(hint))), None)
+        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        inner = next((one for one in options if isinstance(one, type) and is_dataclass(one)), None)
         if isinstance(value, Mapping) and inner is not None:
             text = f"{inner.__name__}({_as_arguments(inner, value)})"
         given.append(f"{name}={text}")

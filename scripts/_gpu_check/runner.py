@@ -43,10 +43,10 @@ PARTS = {
     "tests": Times(least=30, most=120),
     "equality": Times(least=30, most=90),
     "steps": Times(least=75, most=400),
-    "variants": Times(least=40, most=150),
+    "variants": Times(least=40, most=220),
     "trl": Times(least=90, most=400),
 }
-"""In the order in which they run: what others depend on comes first. However long the parts
+"""In the order in which they run: the most important first. However long the parts
 before `steps` take, it has time for both of its models."""
 
 

@@ -28,6 +28,8 @@ from lit_grpo.training import Evaluation, GRPOModule, UpdateConfig
 
 NUM_STEPS = 20
 NUM_WARM_UP = 3
+MFU_AIM = 0.45
+"""Of the larger model."""
 RESERVE_SECONDS = 40
 """Left for the measurements after the steps."""
 
@@ -220,7 +222,8 @@ def record_figures(
     peak = peak_tflops(device.title)
     known = f"peak of {peak:g} TFLOP/s for" if peak else "no peak is known for"
     mfu = peak and flop / stage["update"] / peak / 1e12
-    record("MFU of the update", mfu, "", f"{known} {device.title}")
+    aim = f"; aim: at least {MFU_AIM}" if case else ""
+    record("MFU of the update", mfu, "", f"{known} {device.title}{aim}")
     for key in ("generation", "update"):
         peaks = [step.peak_gb[key] for step in steps if key in step.peak_gb]
         record(f"peak memory, {key}", max(peaks, default=None), "GiB")

@@ -57,7 +57,7 @@ def check_variants(recorder: Recorder, device: Device, size: CheckSize) -> None:
     small = replace(size, model=replace(size.model, num_layers=NUM_LAYERS))
     for name, options in VARIANTS.items():
         if device.name == "pretend":
-            recorder.skip(name, "the stand-in has neither storages of its own nor a compiler.")
+            recorder.skip(name, "variants are not tried on the stand-in.")
         elif name in PACKAGES and find_spec(PACKAGES[name]) is None:
             recorder.skip(name, f"{PACKAGES[name]} is not installed.")
         elif recorder.seconds_left < LEAST_SECONDS:

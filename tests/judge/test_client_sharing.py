@@ -19,10 +19,9 @@ from judge_server import (
     writes,
 )
 
-from lit_grpo.judge import Text
 from lit_grpo.judge.examiner import Examiner
 from lit_grpo.judge.failures import JudgeFailure
-from lit_grpo.judge.reply import Form, Grade
+from lit_grpo.judge.reply import Form, Grade, Text
 from lit_grpo.types import Outcome
 
 CUT_OFF = writes("", finish_reason="length")

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from lit_grpo.judge import Text
 from lit_grpo.judge.failures import JudgeFailure
-from lit_grpo.judge.reply import Form, Grade, Order, YesNo, read_reply
+from lit_grpo.judge.reply import Form, Grade, Order, Text, YesNo, read_reply
 from lit_grpo.types import Outcome
 
 FORM = Form({"explanation": Text(), "score": Grade(10)})

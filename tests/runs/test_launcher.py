@@ -18,6 +18,7 @@ from worker_processes import has_ended, wait_until
 
 from lit_grpo import AdditionData, Trainer, UserError
 from lit_grpo.runs import launcher
+from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.launcher import how_it_ended
 from lit_grpo.stopping import ExitCode
 
@@ -133,7 +134,22 @@ def test_a_rank_of_another_training_does_not_train_by_itself(tmp_path, monkeypat
     with pytest.raises(UserError, match="the same number of devices for all trainings") as error:
         train(tmp_path / "run")
     assert str(tmp_path / "run") in str(error.value)
-    train(tmp_path / "run", ckpt_path="auto")
+    with pytest.raises(UserError, match="the same number of devices for all trainings"):
+        train(tmp_path / "run", ckpt_path="auto")  # which is not done
+    monkeypatch.delenv(launcher.PARENT_VARIABLE)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="the same number of devices for all trainings"):
+        train(tmp_path / "run")
+
+
+def test_a_rank_of_another_training_leaves_out_one_that_is_done(tmp_path, monkeypatch):
+    train(tmp_path / "run")
+    events = read_events(tmp_path / "run")
+    monkeypatch.setenv(launcher.PARENT_VARIABLE, str(os.getppid()))
+    trainer, _ = train(tmp_path / "run", ckpt_path="auto")
+    assert trainer.global_step == 0
+    assert read_events(tmp_path / "run") == events
 
 
 def test_a_rank_is_not_ended_once_it_fails_or_trains():

@@ -15,10 +15,10 @@ from typing import Any
 import openai.types.chat  # noqa: F401 - loaded before the first deadline of a test
 from worker_processes import wait_until
 
-from lit_grpo.judge import Judge, Limits, Price, Text
+from lit_grpo.judge import Judge, Limits, Price
 from lit_grpo.judge import client as judge_client
 from lit_grpo.judge.client import JudgeClient, Question
-from lit_grpo.judge.reply import Form, Grade
+from lit_grpo.judge.reply import Form, Grade, Text
 
 GRADED = Form({"explanation": Text(), "score": Grade(10)})
 QUESTION = Question(messages=[{"role": "user", "content": "Grade 2."}], form=GRADED, ids=["X"])

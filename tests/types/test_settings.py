@@ -4,6 +4,7 @@ from types import NoneType
 
 import pytest
 
+from lit_grpo.data import MixtureSource
 from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.types import UserError, check_range, setting_error
@@ -93,6 +94,12 @@ def test_the_first_of_many_names_are_listed(names, separator, listed):
             {"kl": {"coef": 0.1}, "surrogate": "clip"},
             [Objective],
             "write Objective(kl=KLTerm(coef=0.1), surrogate='clip'), of lit_grpo.objective",
+        ),
+        (
+            {"data": {"train": "a.jsonl"}, "adaptive": {"success": 2.0}},
+            [MixtureSource],
+            "write MixtureSource(data={'train': 'a.jsonl'}, adaptive=Adaptive(success=2.0)), of "
+            "lit_grpo.data",
         ),
         ("x", [NoneType, Objective], "write Objective(...), of lit_grpo.objective"),
         (0.1, [KLTerm], "write KLTerm(...), of lit_grpo.objective"),

@@ -1,4 +1,4 @@
-"""Keep the Hub's libraries offline, or from waiting for a Hub that does not answer."""
+"""Keep the Hub's libraries offline, or let them not wait for a Hub that does not answer."""
 
 from __future__ import annotations
 

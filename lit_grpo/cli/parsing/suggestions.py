@@ -39,10 +39,11 @@ def unknown_section(parser: Any, key: str) -> tuple[str, set[str]]:
 def suggest_key(parser: Any, key: str) -> str:
     """Suggest the key of the same name, or the same meaning, elsewhere; else the closest key."""
     name, known = key.rsplit(".", 1)[-1], keys(parser)
-    if name == "learning_rate" and "lr" in known:  # of an optimizer
-        return " Did you mean lr?"
-    if name in foreign_keys.KEYS and not foreign_keys.KEYS[name].endswith(f".{name}"):
-        return f" Set {foreign_keys.KEYS[name]}."
+    meant = foreign_keys.KEYS.get(name, "")
+    if meant.rsplit(".", 1)[-1] in known:  # of a class, such as lr of an optimizer
+        return f" Did you mean {meant.rsplit('.', 1)[-1]}?"
+    if meant and not meant.endswith(f".{name}"):
+        return f" Set {meant}."
     if "trainer.max_steps" in known:  # of a whole config
         section, _, rest = key.partition(".")
         is_of_grpo = section == "model" and rest.split(".")[0] in keys_of_grpo()

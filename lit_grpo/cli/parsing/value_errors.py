@@ -104,7 +104,7 @@ def _hint(key: str, expected: Any, value: str) -> str:
         return " Write it in quotes, with a space after each colon: '{a: b, c: d}'."
     if kind.startswith("list") and re.fullmatch(r"[\w./:-]+", value):
         if base := _class_expected(kind, value):
-            return f" {value} is no {base}."
+            return f" {value} is not a {base}."
         meant = "" if value in names else closest(value, names, similarity=0.8)
         return f" Did you mean '[{meant}]'?" if meant else f" A list of one is '[{value}]'."
     if hint := suggest_value(key, value) or did_you_mean(value, literals(expected)):

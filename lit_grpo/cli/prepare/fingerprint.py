@@ -15,8 +15,8 @@ from typing import Any
 
 from lit_grpo.cli.prepare.recipe import Gold, Recipe
 from lit_grpo.cli.prepare.records import RecordFiles
-from lit_grpo.judge import Judge, Text
-from lit_grpo.judge.reply import Form, Grade
+from lit_grpo.judge import Judge
+from lit_grpo.judge.reply import Form, Grade, Text
 from lit_grpo.judge.template import JudgeTemplate
 from lit_grpo.types import UserError
 

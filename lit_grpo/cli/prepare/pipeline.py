@@ -122,7 +122,7 @@ def _find_copies(
             flag = "--duplicates" if name == "exact" else "--near_duplicates"
             raise UserError(
                 f"rows must have different prompts, got {len(found[name])} {name} duplicates, the "
-                f"first {copy} of {first}. Drop them by {flag} drop, or repair the data."
+                f"first {copy} of {first}. Drop them with {flag} drop, or repair the data."
             )
     _report_contradictions(contradictions(ordered, found["exact"]), settings.exact)
     return found

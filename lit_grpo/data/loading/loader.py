@@ -262,7 +262,7 @@ def check_sizes(
         kind, fix = "training", "Provide more rows, or lower data.prompts_per_step."
         if not training:
             kind = "held-out"
-            fix = "Set data.validation_size to more of them, or to 0, or use fewer processes."
+            fix = "Hold out more rows (data.validation_size, or its file), or use fewer processes."
         raise UserError(
             f"too few {kind} prompts: {num_prompts}; one batch on {world_size} process(es) needs "
             f"{needed} (every process needs a share). {fix}"

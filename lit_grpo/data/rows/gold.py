@@ -139,7 +139,7 @@ def _null_golds(rows: list[Row], num_rows: int, mapping: Mapping[str, str]) -> U
         return _no_gold_column(rows, mapping)
     where = f"in {names[0]!r}" if names[0] else f"in any column ({list_columns(rows[0])})"
     column = guesses(rows[0], ["answer"])
-    naming = "" if names[0] else f" name the column with data.columns: {{{column}}},"
+    naming = "" if "answer" in mapping else f" name the column with data.columns: {{{column}}},"
     return UserError(
         f"{len(rows)} of {num_rows} rows have no gold answer {where}: {list_rows(rows)} (rewards "
         f"compare completions with it). Fill or remove them,{naming} or set data.require_answer: "

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 """Files of which a directory with a tokenizer has at least one."""
 READ_AS_OTHERS = {"model_type", "rope_theta", "rope_scaling", "partial_rotary_factor"}
-"""Deprecated fields, which `transformers` converts."""
+"""Fields that `transformers` keeps under another name, or not at all."""
 COMPUTE_NOTHING = {"use_cache", "initializer_range", "pretraining_tp"}
 """Fields of an architecture that do not affect what its weights compute."""
 SIMILARITY_OF_MISTYPED = 0.85

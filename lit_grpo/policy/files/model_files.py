@@ -194,7 +194,7 @@ def _save_file(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def make_readable(path: Path) -> None:
-    """Give a file its directory's read permissions; safetensors writes for its owner alone."""
+    """Give a file its directory's permissions; safetensors writes for its owner alone."""
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 

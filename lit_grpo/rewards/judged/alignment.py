@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from lit_grpo.judge import Judge, Text
+from lit_grpo.judge import Judge
 from lit_grpo.judge.examiner import Finding
-from lit_grpo.judge.reply import Form, Grade
+from lit_grpo.judge.reply import Form, Grade, Text
 from lit_grpo.rewards.judged.base import JudgedReward, show_problems, unreadable_rows
 from lit_grpo.rewards.reward import setting_key
 from lit_grpo.types import (

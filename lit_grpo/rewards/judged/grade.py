@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lit_grpo.judge import Judge, Text
-from lit_grpo.judge.reply import Form, Grade
+from lit_grpo.judge import Judge
+from lit_grpo.judge.reply import Form, Grade, Text
 from lit_grpo.rewards.judged.base import JudgedReward, question_of
 from lit_grpo.rewards.reward import setting_key
 from lit_grpo.types import Completion, Prompt, Score, check_range

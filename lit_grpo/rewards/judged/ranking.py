@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Literal
 
-from lit_grpo.judge import Judge, Text
+from lit_grpo.judge import Judge
 from lit_grpo.judge.examiner import Finding
-from lit_grpo.judge.reply import Form, Order
+from lit_grpo.judge.reply import Form, Order, Text
 from lit_grpo.rewards.judged.base import JudgedReward, agreement, failed_score, question_of
 from lit_grpo.rewards.reward import setting_key
 from lit_grpo.types import Completion, Prompt, Score

@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lit_grpo.judge import Judge, Text
+from lit_grpo.judge import Judge
 from lit_grpo.judge.examiner import Finding
-from lit_grpo.judge.reply import Form, YesNo
+from lit_grpo.judge.reply import Form, Text, YesNo
 from lit_grpo.rewards.judged.base import (
     JudgedReward,
     agreement,

@@ -142,7 +142,7 @@ class Scoring:
         return self._combined()
 
     def so_far(self) -> RolloutBatch:
-        """Return the scores so far, which later calls no longer change."""
+        """Return the scores so far; calls that still run change nothing."""
         self.cancel()
         self._give_up_on("the step ended before it came")
         return self._combined()

@@ -64,7 +64,7 @@ def is_locked(run_dir: Path) -> bool:
             answer = fcntl.fcntl(file, fcntl.F_GETLK, query)
     except FileNotFoundError:
         return False
-    except OSError:  # a file system without locks: only its existence can be checked
+    except OSError:  # a file system without locks: only whether the file exists
         return True
     kind, *_ = struct.unpack(FLOCK, answer)
     return bool(kind != fcntl.F_UNLCK)

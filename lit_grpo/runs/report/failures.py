@@ -48,17 +48,19 @@ def describe_failures(run: Run) -> list[str]:
 
 
 def _always_none(run: Run) -> Iterator[str]:
-    """Yield the rewards that have returned None for every row of the run."""
+    """Yield the rewards that have returned None for every row of the run that was sampled."""
     for column in run.metrics:
         match = re.fullmatch(r"reward/(.+)/abstain_fraction", str(column))
-        if match and run.metrics[column].min() == 1:  # of the steps with rows that it is for
-            yield match[1]
+        if match and run.metrics[column].max() > 0:
+            others = {f"reward/{match[1]}/{one}_fraction" for one in (Outcome.OK, *FAILURES)}
+            if not run.metrics[sorted(others & {*run.metrics})].to_numpy().max(initial=0) > 0:
+                yield match[1]
 
 
 def _describe_none(name: str) -> str:
     return (
         f"Reward {name!r} returned None for every completion, so it did not count: check whether a "
-        "return is missing, unless that is intended."
+        f"return is missing, unless that is intended (detail/{name} of completions/ may say why)."
     )
 
 

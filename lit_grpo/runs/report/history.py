@@ -181,13 +181,18 @@ def _read_metrics(path: Path, read_up_to: int | None) -> tuple[pd.DataFrame, lis
             f"{path} is not the directory of a run: it has no metrics.csv, and nothing else that a "
             f"run writes.{hint}"
         )
-    text, cut_lines = _split_rows(file.read_text() if file.exists() else "")
-    metrics = pd.read_csv(StringIO(text)) if text else pd.DataFrame(columns=["step", "seconds"])
-    if "step" not in metrics:
-        raise UserError(
-            f"{file} has no column step, so it is damaged, or was not written by a run. Move it "
-            "away to report on the rest."
-        )
+    cut_lines: list[int] = []
+    metrics = pd.DataFrame(columns=["step", "seconds"])
+    if file.exists() and file.stat().st_size:
+        try:
+            text, cut_lines = _split_rows(file.read_text())
+            metrics = pd.read_csv(StringIO(text))
+            metrics = metrics.astype({"step": int, "seconds": float})
+        except (ValueError, KeyError) as error:
+            raise UserError(
+                f"{file} is damaged, or was not written by a run (which gives every row a step and "
+                f"seconds): {error}. Move it away to report on the rest."
+            ) from error
     return metrics if read_up_to is None else metrics[metrics["step"] < read_up_to], cut_lines
 
 

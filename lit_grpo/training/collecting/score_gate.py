@@ -14,7 +14,6 @@ from typing import NoReturn
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_grpo.diagnostics.step_findings import never_scored
 from lit_grpo.distributed.ranks import gather_objects
 from lit_grpo.rewards.scoring.scoring import RewardFailed, Scoring
 from lit_grpo.stopping import ExitCode
@@ -91,7 +90,7 @@ class ScoreGate:
         self._has_worked: frozenset[str] = frozenset()
         """Rewards that have given a value or failed without a bug, on any rank, in this process."""
         self._seen: set[str] = set()
-        """Rewards that have given this rank a value, or that a warning has named."""
+        """Rewards that have given a value or were named by a warning, in this process."""
 
     def wait_for_scores(
         self, scoring: Scoring | None, engine_failure: Exception | None = None
@@ -149,17 +148,16 @@ class ScoreGate:
         self._abandon_if_hopeless(status, rollouts)
         if scoring is not None:
             scoring.warn_of_bugs()
-        if rollouts is not None:
-            self._warn_of_none(rollouts)
+        self._warn_of_none(status)
         return rollouts, status
 
-    def _warn_of_none(self, rollouts: RolloutBatch) -> None:
+    def _warn_of_none(self, status: ScoreStatus) -> None:
         """Warn once of each reward that has returned None for every completion of a step."""
-        for name, message in never_scored(rollouts).items():
+        self._seen |= status.with_value
+        for name, message in status.without_value.items():
             if name not in self._seen:
                 rank_zero_only(log.warning)("%s", message)
                 self._seen.add(name)
-        self._seen |= {name for name, part in rollouts.parts.items() if not part.isnan().all()}
 
     def _abandon_if_hopeless(self, status: ScoreStatus, rollouts: RolloutBatch | None) -> None:
         """Abandon the step if no retry can give enough scores."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lit_grpo.diagnostics.step_findings import Failure, find_failure
+from lit_grpo.diagnostics.step_findings import Failure, find_failure, never_scored
 from lit_grpo.stopping import IN_A_CONFIG, ROWS_ARE_KEPT
 from lit_grpo.types import Outcome, RolloutBatch, Score
 
@@ -37,6 +37,10 @@ class ScoreStatus:
     """Name of a reward -> the rows on which it has a permanent bug, if on any."""
     not_bugs: frozenset[str] = frozenset()
     """Names of the rewards that gave a value or failed for another reason on some row."""
+    with_value: frozenset[str] = frozenset()
+    """Names of the rewards that gave a value on some row."""
+    without_value: Mapping[str, str] = field(default_factory=dict)
+    """Name of a reward that returned None for all of a rank's rows -> a sentence on it."""
 
     @property
     def only_bugs(self) -> frozenset[str]:
@@ -122,6 +126,10 @@ def score_status(rollouts: RolloutBatch, rewards: Sequence[str]) -> ScoreStatus:
             name for row in rows for name, one in zip(rewards, row, strict=True) if one.is_permanent
         ),
         not_bugs=frozenset(name for name in rewards if _has_other_result(rollouts, name)),
+        with_value=frozenset(
+            name for name in rewards if any(one.is_ok for one in _scores(rollouts, name))
+        ),
+        without_value=never_scored(rollouts),
     )
 
 
@@ -147,8 +155,11 @@ def find_bug(rollouts: RolloutBatch, reward: str) -> str:
 
 def _has_other_result(rollouts: RolloutBatch, reward: str) -> bool:
     """Return whether the reward gave anything other than a bug on some row."""
-    scores = (score for group in rollouts.groups for score in group.scores[reward])
-    return any(not score.bug and score.is_scorable for score in scores)
+    return any(not one.bug and one.is_scorable for one in _scores(rollouts, reward))
+
+
+def _scores(rollouts: RolloutBatch, reward: str) -> Iterator[Score]:
+    return (score for group in rollouts.groups for score in group.scores[reward])
 
 
 def is_absent(score: Score) -> bool:
@@ -179,4 +190,6 @@ def over_ranks(statuses: Sequence[ScoreStatus]) -> ScoreStatus:
         bugs={name: bug for one in statuses for name, bug in one.bugs.items()},
         num_bugs=sum((Counter(one.num_bugs) for one in statuses), Counter()),
         not_bugs=frozenset().union(*(one.not_bugs for one in statuses)),
+        with_value=frozenset().union(*(one.with_value for one in statuses)),
+        without_value={name: why for one in statuses for name, why in one.without_value.items()},
     )

@@ -141,7 +141,7 @@ def test_a_dataset_id_is_requested_from_the_hub_and_an_unknown_one_is_refused_by
         monkeypatch.delenv(name)
     server = ThreadingHTTPServer(("127.0.0.1", 0), EmptyHub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    code = "from lit_grpo.data import read_rows; read_rows('some-org/sums:main:train')"
+    code = "from lit_grpo.data.rows.sources import read_rows; read_rows('some-org/sums:main:train')"
     hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": "0"}
     try:
         child = run_program([sys.executable, "-c", code], exit_code=1, HF_HOME=str(tmp_path), **hub)

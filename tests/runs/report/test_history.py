@@ -97,8 +97,20 @@ def test_a_run_that_ended_between_its_first_validation_and_step_has_no_step(tmp_
     assert list(run.values("val/accuracy").index) == [0]
 
 
-def test_metrics_without_steps_are_refused_in_one_line(tmp_path):
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"seconds,loss\n1.0,2.0\n",
+        b"step,loss\n1,2.0\n",
+        b"step,seconds\n,1.0\n",
+        b"step,seconds\nx,1.0\n",
+        b"\n1,2\n",
+        b"\xff\xfe\x00",
+        b'step,seconds\n0,"1.0\n',
+    ],
+)
+def test_damaged_metrics_are_refused_in_one_line(tmp_path, damaged):
     path = make_run(tmp_path / "run")
-    (path / "metrics.csv").write_text("seconds,loss\n1.0,2.0\n")
-    with pytest.raises(UserError, match=r"metrics\.csv has no column step, so it is damaged"):
+    (path / "metrics.csv").write_bytes(damaged)
+    with pytest.raises(UserError, match=r"metrics\.csv is damaged, or was not written by a run"):
         load_runs([path])

@@ -39,6 +39,16 @@ def status_of(**scores) -> ScoreStatus:
     return score_status(scored(**scores), list(scores))
 
 
+def test_a_reward_without_a_value_on_one_rank_may_have_some_on_another():
+    declined, ok = Score(value=None, outcome=Outcome.ABSTAIN), Score(value=1.0)
+    one = status_of(a=(ok, ok), b=(declined, declined), c=(declined, declined))
+    other = status_of(a=(ok, ok), b=(ok, declined), c=(declined, declined))
+    both = over_ranks([one, other])
+    assert both.with_value == {"a", "b"}
+    assert {*both.without_value} - both.with_value == {"c"}
+    assert both.without_value["c"].startswith("Reward 'c' gave none of 2 completions a value")
+
+
 def test_a_reward_that_does_not_apply_is_not_named_as_the_cause_of_an_outage():
     down = Score(value=None, outcome=Outcome.TIMEOUT, detail="late")
     declined = Score(value=None, outcome=Outcome.ABSTAIN)
@@ -147,4 +157,6 @@ def test_a_reward_that_works_on_one_rank_has_not_only_bugs():
     broken, fine = status_of(a=(bug("x"),)), status_of(a=(OK,))
     assert broken.only_bugs == {"a"}
     assert over_ranks([broken, fine]).only_bugs == frozenset()
-    assert over_ranks([fine, fine]) == ScoreStatus(num_rows=2, not_bugs=frozenset({"a"}))
+    assert over_ranks([fine, fine]) == ScoreStatus(
+        num_rows=2, not_bugs=frozenset({"a"}), with_value=frozenset({"a"})
+    )
