@@ -203,6 +203,13 @@ def test_a_value_or_only_abstaining_is_no_failure(reward, exit_code):
     assert trial("--n=2", reward=f"trial_rewards.{reward}") == exit_code
 
 
+def test_a_reward_that_returns_none_beside_one_with_values_is_named(capsys):
+    assert trial("--n=2", reward="trial_rewards.Low, trial_rewards.Abstaining") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Reward 'abstaining' gave none of" in said
+    assert "check whether a return is missing" in said
+
+
 def test_a_bug_on_some_rows_is_shown_with_its_line(capsys):
     assert trial("--n=2", reward="trial_rewards.BrokenOnce") == 0
     captured = capsys.readouterr()
