@@ -634,6 +634,45 @@ def test_how_it_is_computed_may_change_at_a_resume(tmp_path):
     ]
 
 
+class FailAt(Callback):
+    """Fail in a rollout step, as a process may that is killed."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if pl_module.rollout_step == self.step:
+            raise RuntimeError("killed")
+
+
+def go_back(run_dir, fails_at) -> list[str]:
+    """Go back to the first checkpoint of four steps, and fail; return the checkpoints."""
+    train(run_dir, max_steps=4)
+    checkpoints = run_dir / "checkpoints"
+    assert sorted(one.name for one in checkpoints.glob("step*.ckpt")) == [
+        "step_000001.ckpt",
+        "step_000004.ckpt",
+    ]
+    with pytest.raises(RuntimeError, match="killed"):
+        train(run_dir, FailAt(fails_at), max_steps=6, ckpt_path=checkpoints / "step_000001.ckpt")
+    return sorted(one.name for one in checkpoints.glob("step*.ckpt"))
+
+
+def test_a_run_that_has_gone_back_goes_on_from_there_and_not_from_what_it_left(tmp_path):
+    assert go_back(tmp_path, fails_at=3) == ["step_000001.ckpt", "step_000002.ckpt"]
+    trainer, _ = train(tmp_path, max_steps=6, ckpt_path="last")
+    assert read_events(tmp_path)[-2].step == 2
+    metrics = pd.read_csv(tmp_path / "metrics.csv")
+    assert metrics["step"].tolist() == [*range(6)]
+    assert metrics["resumes"].tolist() == [0, 1, 2, 2, 2, 2]
+
+
+def test_a_run_that_has_gone_back_and_took_no_step_still_has_what_it_would_replace(tmp_path):
+    assert go_back(tmp_path, fails_at=1) == ["step_000001.ckpt", "step_000004.ckpt"]
+    train(tmp_path, max_steps=6, ckpt_path="last")
+    assert [one.step for one in read_events(tmp_path) if one.kind == "resume"] == [1, 1]
+
+
 def test_a_directory_that_holds_a_run_is_refused(whole):
     with pytest.raises(UserError, match="already holds a run"):
         train(whole[0])

@@ -171,6 +171,7 @@ def guesses(row: Row, roles: Sequence[Role]) -> str:
 
 def missing_column(row: Row, role: Role, mapping: Mapping[str, str]) -> UserError:
     name, taken = mapping.get(role), {mapping[other] for other in mapping if other != role}
+    taken |= {one for other, names in KNOWN_NAMES.items() if other != role for one in names}
     what = f"no column {name!r}" if name else f"no column that is recognised as the {role}"
     close = get_close_matches(name or role, [one for one in row.columns if one not in taken], n=1)
     if role == "prompt" and name is None and isinstance(row.columns.get("messages"), list):
@@ -178,9 +179,12 @@ def missing_column(row: Row, role: Role, mapping: Mapping[str, str]) -> UserErro
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     given = json.dumps(close[0], ensure_ascii=False) if close else "NAME"
     given = close[0] if close and re.fullmatch(r"[A-Za-z_][\w.]*", close[0]) else given
+    fix = f"Set data.columns: {{{role}: {given}}}."
+    if name:
+        fix += " It holds for all files of the data: rename the columns of one that has others."
     return UserError(
-        f"{row.origin} has {what}{hint}; it has {list_columns(row)}. "
-        f"Set data.columns: {{{role}: {given}}}.{about_last_turn(row) if role == 'prompt' else ''}"
+        f"{row.origin} has {what}{hint}; it has {list_columns(row)}. {fix}"
+        f"{about_last_turn(row) if role == 'prompt' else ''}"
     )
 
 

@@ -24,6 +24,7 @@ from lit_grpo.runs.checkpoints.files import (
     BEST_FILE,
     LAST,
     SUMMARY,
+    choose,
     is_healthy,
     link_last,
     newest_first,
@@ -37,7 +38,7 @@ from lit_grpo.runs.checkpoints.loop_counters import (
     validates_next,
 )
 from lit_grpo.runs.checkpoints.resume import refuse_unlike
-from lit_grpo.runs.checkpoints.start_checks import refuse_unreadable, warn_if_at_once, warn_of_later
+from lit_grpo.runs.checkpoints.start_checks import later_than, refuse_unreadable, warn_if_at_once
 from lit_grpo.runs.checkpoints.writer import CheckpointWriter
 from lit_grpo.runs.files.event_log import now
 from lit_grpo.runs.files.events import num_finished_steps
@@ -130,6 +131,8 @@ class Checkpoints(Callback):
         self._validated_step = -1
         self._is_waiting = False
         """Whether a checkpoint is due once the validation of this step is done."""
+        self._left_behind: list[Path] = []
+        """Checkpoints of steps that the run repeats, which its next one replaces."""
 
     @property
     def directory(self) -> Path:
@@ -159,10 +162,22 @@ class Checkpoints(Callback):
         found = newest_first(self.directory, "step_*.ckpt") if trainer.ckpt_path else []
         manifests = {path: read_manifest(path) for path in found}
         self._has_healthy = any(map(is_healthy, manifests.values()))
-        warn_of_later(manifests, num_finished_steps(trainer))
+        if trainer.is_global_zero and trainer.ckpt_path:
+            self._left_behind = self._go_back(Path(trainer.ckpt_path), num_finished_steps(trainer))
         for other in self._sharing_callbacks(trainer):
             # Otherwise it would avoid a ``last.ckpt`` that it did not write itself.
             other.last_model_path = other.last_model_path or os.path.join(str(other.dirpath), LAST)
+
+    def _go_back(self, resumed: Path, num_steps: int) -> list[Path]:
+        """Return the checkpoints of later steps than a run resumes from, which it leaves behind.
+
+        From here on the one that it resumes from counts as its last.
+        """
+        best = self.directory / BEST_FILE
+        later = later_than(num_steps, [*newest_first(self.directory, "step_*.ckpt"), best])
+        if later and resumed.resolve().parent == self.directory.resolve():
+            choose(resumed.resolve())
+        return later
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         self._validates_after = validates_next(trainer)  # a stop would hide it
@@ -193,7 +208,9 @@ class Checkpoints(Callback):
         if self.every_n_steps is not None and num_finished_steps(trainer) % self.every_n_steps == 0:
             return True
         is_first = not self._has_healthy and not trouble_of(trainer)
-        is_due: bool = trainer.strategy.broadcast(is_first or self._has_time_passed())
+        is_due: bool = trainer.strategy.broadcast(
+            bool(self._left_behind) or is_first or self._has_time_passed()
+        )
         return is_due
 
     def _has_time_passed(self) -> bool:
@@ -262,6 +279,10 @@ class Checkpoints(Callback):
     def _settle(self, path: Path) -> None:
         """Link the newest checkpoint, and remove checkpoints that are no longer wanted."""
         link_last(path)
+        for one in self._left_behind:
+            if one != path:
+                remove(one)
+        self._left_behind = []
         self._remove_old()
 
     def _remove_old(self) -> None:

@@ -52,6 +52,9 @@ def test_a_column_that_has_another_role_is_not_proposed():
         prompt_value(mine, mapping)
     with pytest.raises(ValueError, match=r"'question' \(did you mean 'solution'\?\)"):
         prompt_value(mine, {"prompt": "question"})
+    theirs = row(question="p", gold="1")
+    with pytest.raises(ValueError, match=r"no column 'Solution'; .*It holds for all files"):
+        gold_answers([theirs], {"answer": "Solution"}, required=True)
 
 
 @pytest.mark.parametrize(("value", "got"), [(None, "nothing"), ([], "nothing"), (3, "the int 3")])
