@@ -663,7 +663,7 @@ class Setup(Callback):
             "[Errno 2] No such file or directory: 'absent.json' (own_errors.py, line 21)",
         ),
         (["--data=own_errors.Empty"], "Set what Empty.rows('train') returns."),
-        (["--trainer.callbacks+=own_errors.Score"], "own_errors.Score is no Callback."),
+        (["--trainer.callbacks+=own_errors.Score"], "own_errors.Score is not a Callback."),
     ],
 )
 def test_an_error_of_the_users_own_code_names_its_line(arguments, said, here, capsys):

@@ -240,7 +240,7 @@ ARGUMENTS = {
         "string. Write each as KEY: VALUE, with a space after the colon."
     ),
     "--model.policy.lora='{r: 8}'": (
-        "model.policy: Policy.lora: LoRA.r: no such key. Set model.policy.lora.rank."
+        "model.policy: Policy.lora: LoRA.r: no such key. Did you mean rank?"
     ),
     "--model.policy.loras {}": "model.policy: Policy.loras: no such key. Did you mean lora?",
     "--model.objective='{kll: {}}'": "model.objective.kll: no such key. Did you mean kl?",
