@@ -8,10 +8,10 @@ from functools import cache, wraps
 from inspect import signature
 from numbers import Integral, Real
 from os import PathLike
-from types import NoneType, UnionType
-from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
-from lit_grpo.types.settings import as_object, of_class, setting_error, shown
+from lit_grpo.types.settings import as_object, of_class, options_of, setting_error, shown
 from lit_grpo.types.spelling import closest
 
 LISTS = (list, tuple, Sequence)
@@ -75,7 +75,7 @@ def check_value(key: str, value: Any, hint: Any) -> None:
     Raises:
         UserError: the value is not of that type.
     """
-    options = _options(hint)
+    options = options_of(hint)
     if not any(_fits(value, option) for option in options):
         rule = _either([word for one in options for word in _words(one)])
         kinds = tuple(one for one in options if isinstance(one, type))
@@ -113,10 +113,6 @@ def _hints(described: Any) -> dict[str, Any]:
     return get_type_hints(described)
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
 def _fits(value: Any, hint: Any) -> bool:
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind is Literal:
@@ -130,11 +126,11 @@ def _fits(value: Any, hint: Any) -> bool:
     if kind is Any or not isinstance(kind, type) or Protocol in kind.__mro__:
         return True
     if kind in LISTS:
-        allowed = _options(inner[0]) if inner else (Any,)
+        allowed = options_of(inner[0]) if inner else (Any,)
         is_list = isinstance(value, list | tuple)
         return is_list and all(any(_fits(item, one) for one in allowed) for item in value)
     if kind in (dict, Mapping) and len(inner) == 2:
-        allowed = _options(inner[1])
+        allowed = options_of(inner[1])
         is_dict = isinstance(value, Mapping)
         return is_dict and all(any(_fits(one, kind) for kind in allowed) for one in value.values())
     return isinstance(value, (str, PathLike) if kind is str else kind)
@@ -155,7 +151,7 @@ def _words(hint: Any) -> list[str]:
 
 
 def _of(inner: Any) -> str:
-    return " or ".join(map(_plural, _options(inner)))
+    return " or ".join(map(_plural, options_of(inner)))
 
 
 def _plural(hint: Any) -> str:

@@ -134,12 +134,17 @@ def _as_arguments(kind: type, settings: Mapping[str, Any]) -> str:
     given = []
     for name, value in settings.items():
         hint, text = hints.get(name), repr(value)
-        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        inner = next((one for one in options if isinstance(one, type) and is_dataclass(one)), None)
+        kinds = (one for one in options_of(hint) if isinstance(one, type))
+        inner = next(filter(is_dataclass, kinds), None)
         if isinstance(value, Mapping) and inner is not None:
             text = f"{inner.__name__}({_as_arguments(inner, value)})"
         given.append(f"{name}={text}")
     return ", ".join(given)
+
+
+def options_of(hint: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the type itself."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def _is_of_package(kind: object) -> TypeGuard[type]:

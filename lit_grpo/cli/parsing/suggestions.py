@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, get_origin, get_type_hints
@@ -28,12 +28,20 @@ def keys(parser: Any) -> list[str]:
 
 def unknown_section(parser: Any, key: str) -> tuple[str, set[str]]:
     """Return the part of a key up to the first name that is unknown, and the names beside that."""
-    paths, parts = [path.split(".") for path in keys(parser)], key.split(".")
+    parts = key.split(".")
+    level, siblings = _first_unknown(parts, [path.split(".") for path in keys(parser)])
+    return ".".join(parts[: level + 1]), siblings
+
+
+def _first_unknown(parts: Sequence[str], paths: Sequence[Sequence[str]]) -> tuple[int, set[str]]:
+    """Return the level of the first unknown name, the length if there is none, and its siblings."""
     for level, part in enumerate(parts):
-        siblings = {path[level] for path in paths if path[:level] == parts[:level] != path}
+        siblings = {
+            path[level] for path in paths if len(path) > level and path[:level] == parts[:level]
+        }
         if part not in siblings:
-            return ".".join(parts[: level + 1]), siblings
-    return key, set()
+            return level, siblings
+    return len(parts), set()
 
 
 def suggest_key(parser: Any, key: str) -> str:
@@ -90,16 +98,14 @@ def suggest(key: str, known: Iterable[str]) -> str:
     """Suggest a last word without a typo, a key of the same name elsewhere, or a close word."""
     paths = [path.split(".") for path in known]
     parts = key.split(".")
-    for level, part in enumerate(parts):
-        siblings = {
-            path[level] for path in paths if len(path) > level and path[:level] == parts[:level]
-        }
-        if part not in siblings:
-            if part in SECTIONS:
-                return elsewhere(part)
-            is_last = level == len(parts) - 1
-            if is_last and (hint := did_you_mean(part, siblings, similarity=SLIP)):
-                return hint
-            others = [".".join(path) for path in paths if path[-1] == parts[-1]]
-            return elsewhere(others[0]) if others else did_you_mean(part, siblings)
-    return ""
+    level, siblings = _first_unknown(parts, paths)
+    if level == len(parts):
+        return ""
+    part = parts[level]
+    if part in SECTIONS:
+        return elsewhere(part)
+    is_last = level == len(parts) - 1
+    if is_last and (hint := did_you_mean(part, siblings, similarity=SLIP)):
+        return hint
+    others = [".".join(path) for path in paths if path[-1] == parts[-1]]
+    return elsewhere(others[0]) if others else did_you_mean(part, siblings)

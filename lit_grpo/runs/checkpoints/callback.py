@@ -24,6 +24,7 @@ from lit_grpo.runs.checkpoints.files import (
     BEST_FILE,
     LAST,
     SUMMARY,
+    Manifest,
     choose,
     is_healthy,
     link_last,
@@ -162,21 +163,23 @@ class Checkpoints(Callback):
         found = newest_first(self.directory, "step_*.ckpt") if trainer.ckpt_path else []
         manifests = {path: read_manifest(path) for path in found}
         self._has_healthy = any(map(is_healthy, manifests.values()))
-        if trainer.is_global_zero and trainer.ckpt_path:
-            self._left_behind = self._go_back(Path(trainer.ckpt_path), num_finished_steps(trainer))
+        may_go_back = trainer.is_global_zero and trainer.ckpt_path
+        self._left_behind = self._go_back(trainer, manifests) if may_go_back else []
         for other in self._sharing_callbacks(trainer):
             # Otherwise it would avoid a ``last.ckpt`` that it did not write itself.
             other.last_model_path = other.last_model_path or os.path.join(str(other.dirpath), LAST)
 
-    def _go_back(self, resumed: Path, num_steps: int) -> list[Path]:
+    def _go_back(self, trainer: L.Trainer, manifests: Mapping[Path, Manifest | None]) -> list[Path]:
         """Return the checkpoints of later steps than a run resumes from, which it leaves behind.
 
         From here on the one that it resumes from counts as its last.
         """
         best = self.directory / BEST_FILE
-        later = later_than(num_steps, [*newest_first(self.directory, "step_*.ckpt"), best])
-        if later and resumed.resolve().parent == self.directory.resolve():
-            choose(resumed.resolve())
+        with_best = {**manifests, best: read_manifest(best)}
+        later = later_than(num_finished_steps(trainer), with_best)
+        resumed = Path(str(trainer.ckpt_path)).resolve()
+        if later and resumed.parent == self.directory.resolve():
+            choose(resumed)
         return later
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
-from lit_grpo.runs.checkpoints.files import read_manifest
+from lit_grpo.runs.checkpoints.files import Manifest
 from lit_grpo.types.saved_state import saved_state
 
 log = logging.getLogger(__name__)
@@ -38,12 +38,11 @@ def refuse_unreadable(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
     saved_state("save_hyperparameters", dict(pl_module.hparams))
 
 
-def later_than(num_steps: int, checkpoints: Iterable[Path]) -> list[Path]:
+def later_than(num_steps: int, manifests: Mapping[Path, Manifest | None]) -> list[Path]:
     """Return the checkpoints of later steps than a run resumes from, and warn of them.
 
     They will be replaced.
     """
-    manifests = {path: read_manifest(path) for path in checkpoints}
     steps = {path: one.rollout_step or 0 for path, one in manifests.items() if one is not None}
     if later := {path: step for path, step in steps.items() if step > num_steps}:
         log.warning(
