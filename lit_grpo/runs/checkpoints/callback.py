@@ -20,18 +20,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop as FitLoop
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.diagnostics.unlogged_metric import describe_unknown
-from lit_grpo.runs.checkpoints.files import (
-    BEST_FILE,
-    LAST,
-    SUMMARY,
-    Manifest,
-    choose,
-    is_healthy,
-    link_last,
-    newest_first,
-    read_manifest,
-    remove,
-)
+from lit_grpo.runs.checkpoints.files import BEST_FILE, LAST, SUMMARY, is_healthy
 from lit_grpo.runs.checkpoints.loop_counters import (
     settle_validation,
     undo_completed_batch,
@@ -39,7 +28,8 @@ from lit_grpo.runs.checkpoints.loop_counters import (
     validates_next,
 )
 from lit_grpo.runs.checkpoints.resume import refuse_unlike
-from lit_grpo.runs.checkpoints.start_checks import later_than, refuse_unreadable, warn_if_at_once
+from lit_grpo.runs.checkpoints.retention import KeptCheckpoints
+from lit_grpo.runs.checkpoints.start_checks import refuse_unreadable, warn_if_at_once
 from lit_grpo.runs.checkpoints.writer import CheckpointWriter
 from lit_grpo.runs.files.event_log import now
 from lit_grpo.runs.files.events import num_finished_steps
@@ -132,8 +122,6 @@ class Checkpoints(Callback):
         self._validated_step = -1
         self._is_waiting = False
         """Whether a checkpoint is due once the validation of this step is done."""
-        self._left_behind: list[Path] = []
-        """Checkpoints of steps that the run repeats, which its next one replaces."""
 
     @property
     def directory(self) -> Path:
@@ -160,27 +148,15 @@ class Checkpoints(Callback):
         refuse_unreadable(trainer, pl_module)
         if getattr(pl_module, "has_other_validation", False):
             self.best = None
-        found = newest_first(self.directory, "step_*.ckpt") if trainer.ckpt_path else []
-        manifests = {path: read_manifest(path) for path in found}
+        self._kept = KeptCheckpoints(self.directory, self.keep_last)
+        manifests = self._kept.read_manifests() if trainer.ckpt_path else {}
         self._has_healthy = any(map(is_healthy, manifests.values()))
-        may_go_back = trainer.is_global_zero and trainer.ckpt_path
-        self._left_behind = self._go_back(trainer, manifests) if may_go_back else []
+        if trainer.ckpt_path and trainer.is_global_zero:
+            steps = num_finished_steps(trainer)
+            self._kept.resume_from(Path(str(trainer.ckpt_path)), steps, manifests)
         for other in self._sharing_callbacks(trainer):
             # Otherwise it would avoid a ``last.ckpt`` that it did not write itself.
             other.last_model_path = other.last_model_path or os.path.join(str(other.dirpath), LAST)
-
-    def _go_back(self, trainer: L.Trainer, manifests: Mapping[Path, Manifest | None]) -> list[Path]:
-        """Return the checkpoints of later steps than a run resumes from, which it leaves behind.
-
-        From here on the one that it resumes from counts as its last.
-        """
-        best = self.directory / BEST_FILE
-        with_best = {**manifests, best: read_manifest(best)}
-        later = later_than(num_finished_steps(trainer), with_best)
-        resumed = Path(str(trainer.ckpt_path)).resolve()
-        if later and resumed.parent == self.directory.resolve():
-            choose(resumed)
-        return later
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         self._validates_after = validates_next(trainer)  # a stop would hide it
@@ -212,7 +188,7 @@ class Checkpoints(Callback):
             return True
         is_first = not self._has_healthy and not trouble_of(trainer)
         is_due: bool = trainer.strategy.broadcast(
-            bool(self._left_behind) or is_first or self._has_time_passed()
+            bool(self._kept.left_behind) or is_first or self._has_time_passed()
         )
         return is_due
 
@@ -272,29 +248,12 @@ class Checkpoints(Callback):
         path = self.directory / f"step_{num_finished_steps(trainer):06d}.ckpt"
         trainer.save_checkpoint(path)
         if trainer.is_global_zero:
-            _when_written(trainer, partial(self._settle, path))
+            _when_written(trainer, partial(self._kept.add, path))
         self._has_healthy = self._has_healthy or not trouble_of(trainer)
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - start
         self.longest_save = max(self.longest_save, self._save_seconds)
         trainer.strategy.barrier("Checkpoints")
-
-    def _settle(self, path: Path) -> None:
-        """Link the newest checkpoint, and remove checkpoints that are no longer wanted."""
-        link_last(path)
-        for one in self._left_behind:
-            if one != path:
-                remove(one)
-        self._left_behind = []
-        self._remove_old()
-
-    def _remove_old(self) -> None:
-        """Keep the newest checkpoints, and the newest one of a healthy run."""
-        found = newest_first(self.directory, "step_*.ckpt")
-        healthy = next((path for path in found if is_healthy(read_manifest(path))), None)
-        for path in found[self.keep_last :]:
-            if path != healthy:
-                remove(path)
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]

@@ -1,16 +1,13 @@
-"""Check before the first step what checkpoints cannot hold, and which ones will be replaced."""
+"""Check before the first step what checkpoints cannot hold, and how they are written."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from pathlib import Path
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
-from lit_grpo.runs.checkpoints.files import Manifest
 from lit_grpo.types.saved_state import saved_state
 
 log = logging.getLogger(__name__)
@@ -36,21 +33,3 @@ def refuse_unreadable(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
     for one in (*trainer.callbacks, getattr(trainer, "datamodule", None)):  # type: ignore[attr-defined]
         saved_state(f"{type(one).__name__}.state_dict()", one.state_dict() if one else None)
     saved_state("save_hyperparameters", dict(pl_module.hparams))
-
-
-def later_than(num_steps: int, manifests: Mapping[Path, Manifest | None]) -> list[Path]:
-    """Return the checkpoints of later steps than a run resumes from, and warn of them.
-
-    They will be replaced.
-    """
-    steps = {path: one.rollout_step or 0 for path, one in manifests.items() if one is not None}
-    if later := {path: step for path, step in steps.items() if step > num_steps}:
-        log.warning(
-            "this run had got to rollout step %d, and goes on after step %d: what it had of the "
-            "steps between is replaced (%s, rows of metrics.csv, completions). To keep such steps, "
-            "copy the run directory before resuming from an earlier checkpoint.",
-            max(later.values()),
-            num_steps,
-            ", ".join(path.name for path in later),
-        )
-    return [*later]
