@@ -131,9 +131,7 @@ def run_trial(module: GRPOModule, prompts: Sequence[Prompt], shares: Mapping[str
         start = time.perf_counter()
         completions = generate(module.engine, prompts, group_size, module.sampling, seed=seed)
         num_rows = len(prompts) * group_size
-        sampled = progress.track(completions, total=num_rows, description="generating")
-        for row, completion in sampled:
-            scoring.add(row, completion)
+        scoring.add_all(progress.track(completions, total=num_rows, description="generating"))
         seconds = time.perf_counter() - start
         progress.add_task("scoring", total=None)
         rollouts = scoring.result()

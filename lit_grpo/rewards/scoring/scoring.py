@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -104,6 +104,11 @@ class Scoring:
             rows = () if reward.name in known else (row,)
             self._schedule(reward, group, rows, is_last=not self._num_to_add[group])
         self._runners.expire()
+
+    def add_all(self, sampled: Iterable[tuple[int, Completion]]) -> None:
+        """Schedule the scoring of completions with their rows, each as soon as it is sampled."""
+        for row, completion in sampled:
+            self.add(row, completion)
 
     def _schedule(self, reward: Reward, group: int, rows: Sequence[int], *, is_last: bool) -> None:
         waiting = self._siblings[reward.name, group]

@@ -190,8 +190,7 @@ class RewardSuite:
     ) -> RolloutBatch:
         """Score complete groups: ``completions[b]`` are the G completions of ``prompts[b]``."""
         scoring = self.open(prompts, len(completions[0]))
-        for row, completion in enumerate(one for group in completions for one in group):
-            scoring.add(row, completion)
+        scoring.add_all(enumerate(one for group in completions for one in group))
         rollouts = scoring.result()
         scoring.warn_of_bugs()
         return rollouts

@@ -140,8 +140,7 @@ class PendingRollout:
         if self.scoring is None:
             return
         try:
-            for row, completion in self._until_cancelled():
-                self.scoring.add(row, completion)
+            self.scoring.add_all(self._until_cancelled())
         except EngineBug as error:
             self.engine_failure = error
         except EngineFailed as error:
