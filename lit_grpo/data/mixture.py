@@ -22,11 +22,13 @@ from lit_grpo.data.rows.prepared import Holdout
 from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import Prompt, UserError, check_range, setting_error
 from lit_grpo.types.field_types import check_fields
+from lit_grpo.types.keywords import checks_keywords
 from lit_grpo.types.settings import check_type
 
 log = logging.getLogger(__name__)
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class MixtureSource:
     """One source of a mixture.
@@ -43,6 +45,7 @@ class MixtureSource:
     adaptive: Adaptive | None = None
 
 
+@checks_keywords
 class MixtureData(PromptDataModule):
     """Prompts from several sources, in exact numbers in every step.
 

@@ -37,6 +37,7 @@ from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import Prompt, UserError, check_range
 from lit_grpo.types.field_types import check_value
 from lit_grpo.types.functions import unfit_signature
+from lit_grpo.types.overrides import check_overrides
 from lit_grpo.types.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class PromptDataModule(LightningDataModule, ABC):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        check_overrides(type(self), {"setup": ", or make the rows in rows(split)"})
         check_range("data.seed", seed, at_least=0)
         check_value("data.prompts_per_step", prompts_per_step, int)
         check_value("data.validation_batch_size", validation_batch_size, int | None)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from lit_grpo.types import UserError, check_range, setting_error
 from lit_grpo.types.field_types import check_fields
+from lit_grpo.types.keywords import checks_keywords
 
 Api = Literal["openai", "azure", "azure_v1"]
 Auth = Literal["key", "token", "entra", "none"]
@@ -21,6 +22,7 @@ VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 ReplyFormat = Literal["auto", "schema", "text"]
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class Price:
     """Prices in US dollars per million tokens.
@@ -42,6 +44,7 @@ class Price:
             check_range(f"judge.price.{name}", getattr(self, name), at_least=0)
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Limits on the requests to one deployment.
@@ -82,6 +85,7 @@ class Limits:
         return {name: getattr(self, name) for name in names}
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class Judge:
     """A language model behind an OpenAI-compatible API.

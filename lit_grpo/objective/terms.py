@@ -147,6 +147,7 @@ class DistillationTerm:
         check_range(f"{key}top_k", self.top_k, at_least=1, why="null uses the sampled token alone")
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class EntropyTerm:
     """The entropy bonus: ``coef`` times the mean entropy of the trained tokens.
@@ -196,6 +197,7 @@ class EntropyTerm:
         )
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class SamplerCorrection:
     """Importance weights of the old policy over the sampler, which multiply the surrogate.
@@ -230,6 +232,7 @@ class SamplerCorrection:
         check_range(f"{key}max_ratio", self.max_ratio, above=self.min_ratio or 0, why=why)
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class SamplerMask:
     """Remove the surrogate of tokens or sequences on which policy and sampler differ too much.
@@ -276,6 +279,7 @@ class SamplerMask:
         return self.min or 0.0, inf if self.max is None else self.max
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class CovarianceTerm:
     """Treatment of the tokens that lower the entropy most (arXiv 2505.22617).
@@ -310,6 +314,7 @@ class CovarianceTerm:
         check_range(f"{key}coef", self.coef, above=0)
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class SFTTerm:
     """The negative log likelihood of good completions (VAPO, arXiv 2504.05118 equation 8).

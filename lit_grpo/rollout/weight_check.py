@@ -21,6 +21,7 @@ from lit_grpo.rollout.requests import Request, Sample, single_token_request
 from lit_grpo.rollout.weights.store import WeightUpdate
 from lit_grpo.types import check_range
 from lit_grpo.types.field_types import check_fields
+from lit_grpo.types.keywords import checks_keywords
 
 NUM_POSITIONS = 4
 """Last positions of each sequence whose next token is compared."""
@@ -35,6 +36,7 @@ CHECK_TEMPERATURE = 0.7
 TOLERANCES = {"float32": 5e-3, "bfloat16": 0.1, "float16": 0.1}
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class WeightCheck:
     """How the trainer checks that an engine samples from the policy's weights.

@@ -57,9 +57,19 @@ from lit_grpo.training.user_hooks import guard_hooks
 from lit_grpo.training.waiting import Waiting
 from lit_grpo.types import UserError, check_range
 from lit_grpo.types.field_types import check_value
+from lit_grpo.types.overrides import check_overrides
 from lit_grpo.types.settings import check_type
 
 log = logging.getLogger(__name__)
+
+INSTEAD_OF_HOOKS = {
+    "configure_optimizers": (
+        ", or pass optimizer=functools.partial(torch.optim.AdamW, lr=1e-5) to the constructor "
+        "instead, with lr_schedule and warmup_steps"
+    ),
+    "training_step": "; a loss of your own is objective=Objective(function=...) of a GRPOModule",
+}
+"""Hook of a module -> what to do rather than override it."""
 
 
 def _is_same(one: object, other: object) -> bool:
@@ -84,6 +94,7 @@ class PolicyModule(L.LightningModule):
         seed: int,
     ) -> None:
         super().__init__()
+        check_overrides(type(self), INSTEAD_OF_HOOKS)
         self.has_trained = False
         """Whether it has taken a step, under any trainer."""
         given: Any = policy  # a path, or what Policy's error says to pass in another way

@@ -61,6 +61,27 @@ class ResumableModule(PolicyModule):
     allow_changes = False
     """Whether a resumed run may have other settings or data than the one before."""
 
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Build a module and load a checkpoint's weights, as in Lightning.
+
+        Args:
+            checkpoint_path: Path of a checkpoint.
+            *args: As in Lightning.
+            **kwargs: As in Lightning, and all arguments of the constructor.
+
+        Raises:
+            UserError: the constructor's arguments are missing.
+        """
+        if "policy" not in kwargs:
+            raise UserError(
+                f"{cls.__name__}.load_from_checkpoint must get the arguments of the constructor, "
+                "such as policy= (a checkpoint has weights, and not what the module is made of). "
+                "Pass them; or load the trained model from RUN/final, as Policy('RUN/final') or by "
+                "transformers; lit_grpo.export_checkpoint writes that of another step."
+            )
+        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+
     def settings(self) -> dict[str, Any]:
         """Return what decides what is learned, as plain values by their keys."""
         computed_by = {

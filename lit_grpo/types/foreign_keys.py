@@ -1,4 +1,4 @@
-"""Names of TRL, verl and OpenRLHF for settings that have other names here."""
+"""Names of TRL, verl, OpenRLHF and clients of judges for settings that have other names here."""
 
 from __future__ import annotations
 
@@ -107,5 +107,10 @@ KEYS = {
     "report_to": "trainer.logger",
     "use_vllm": "model.engine (see --config engines/vllm)",
     "vllm_mode": "model.engine (see --config engines/vllm)",
+    "api_key": "judge.secret_variable (the name of the environment variable that has the key, "
+    "OPENAI_API_KEY if it is not set)",
+    "api_base": "judge.base_url",
+    "azure_endpoint": "judge.base_url",
+    "azure_deployment": "judge.model",
 }
 """Names of keys there, and other likely ones -> what to set here."""

@@ -22,7 +22,7 @@ NAMES = {
     "val_dataloaders": "data.validation",
 }
 """Names of other libraries in programs; as a key of a config, ``model`` has another meaning."""
-OWNERS = {"model": "GRPOModule", "data": "PromptData", "trainer": "Trainer"}
+OWNERS = {"model": "GRPOModule", "data": "PromptData", "trainer": "Trainer", "judge": "Judge"}
 """Section of a config -> the class whose arguments its keys are."""
 IN_PROGRAMS = {
     "model.optimizer.lr": "optimizer, such as functools.partial(torch.optim.AdamW, lr=1e-5, "

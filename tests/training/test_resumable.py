@@ -2,15 +2,16 @@
 
 import pytest
 import torch
-from small_runs import PROMPTS, fit, make_module, make_trainer, weights
-from tiny import tiny_policy
+from small_runs import PROMPTS, ShareOfLowBytes, fit, make_module, make_trainer, weights
+from tiny import LLAMA, tiny_policy
 
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.objective import KLTerm, Objective
-from lit_grpo.policy import LoRA
+from lit_grpo.policy import LoRA, Policy
 from lit_grpo.policy.files.model_source import ModelSource, as_plain, save_sources
-from lit_grpo.training import MasterAdamW
+from lit_grpo.rollout import Sampling
+from lit_grpo.training import GRPOModule, MasterAdamW
 from lit_grpo.training.checks.same_run import RunSettings
 from lit_grpo.types import UserError
 
@@ -175,3 +176,17 @@ def test_an_adapter_of_another_model_is_not_evaluated_though_its_run_went_on_wit
     module.take_last_start(last.checksums, 1)
     with pytest.raises(UserError, match="must be the model that the run began with, theirs"):
         module.on_load_checkpoint(checkpoint)
+
+
+def test_a_checkpoint_is_loaded_as_in_lightning_with_the_arguments_of_the_module(tmp_path):
+    trained = make_module()
+    fit(trained, callbacks=[Checkpoints(dirpath=str(tmp_path))], max_steps=1)
+    with pytest.raises(UserError, match=r"such as policy= .*Policy\('RUN/final'\)"):
+        GRPOModule.load_from_checkpoint(tmp_path / "last.ckpt")
+    loaded = GRPOModule.load_from_checkpoint(
+        tmp_path / "last.ckpt",
+        policy=Policy(architecture=LLAMA),
+        rewards=[ShareOfLowBytes()],
+        sampling=Sampling(max_tokens=8),
+    )
+    torch.testing.assert_close(weights(loaded), weights(trained), rtol=0, atol=0)

@@ -1,11 +1,16 @@
 """Keywords that a constructor does not have, and what is named in their place."""
 
 import re
+from dataclasses import is_dataclass
 from inspect import signature
 
 import pytest
 
 import lit_grpo.callbacks
+import lit_grpo.data
+import lit_grpo.judge
+import lit_grpo.objective
+import lit_grpo.rollout
 from lit_grpo import GRPOModule, SFTModule
 from lit_grpo.types import UserError
 from lit_grpo.types.keywords import NAMES, _in_program
@@ -89,6 +94,7 @@ def test_every_name_of_other_libraries_has_a_place_in_a_program():
         (lit_grpo.PromptData, "train_dataset", "Set train of PromptData."),
         (lit_grpo.PromptData, "num_generations", "Set group_size of GRPOModule."),
         (lit_grpo.MathReward, "wieght", "Did you mean weight?"),
+        (lit_grpo.judge.Judge, "azure_endpoint", "Set base_url of Judge."),
         (lit_grpo.callbacks.Checkpoints, "every_n_step", "Did you mean every_n_steps?"),
     ],
 )
@@ -111,6 +117,20 @@ def test_every_class_for_programs_refuses_an_unknown_keyword_in_words(name):
     ]
     with pytest.raises(UserError, match=f"^no_such_setting: {name} has no such setting"):
         made(*needed, no_such_setting=1)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        one
+        for package in (lit_grpo.objective, lit_grpo.judge, lit_grpo.rollout, lit_grpo.data)
+        for one in (getattr(package, name) for name in package.__all__)
+        if is_dataclass(one) and one not in (lit_grpo.objective.LossInputs, lit_grpo.data.Row)
+    ],
+)
+def test_every_dataclass_of_settings_refuses_one_too(made):
+    with pytest.raises(UserError, match=f"^no_such_setting: {made.__name__} has no such setting"):
+        made(no_such_setting=1)
 
 
 def test_a_checked_constructor_keeps_its_signature():

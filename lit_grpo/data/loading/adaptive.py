@@ -16,6 +16,7 @@ from lit_grpo.data.loading.order import TableOrder, none_short_enough
 from lit_grpo.data.prompts.lazy_prompts import LazyPrompts
 from lit_grpo.types import Prompt, check_range, setting_error
 from lit_grpo.types.field_types import check_fields
+from lit_grpo.types.keywords import checks_keywords
 from lit_grpo.types.rollouts import GroupResult
 
 Level = Literal["easy", "normal", "hard"]
@@ -29,6 +30,7 @@ GOLDEN = (5**0.5 - 1) / 2
 _KEY = "data.sources: adaptive"
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
     """Sample rows by how often the policy has lately succeeded on them.

@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 
 from lit_grpo.types import UserError, check_range, setting_error
 from lit_grpo.types.field_types import check_fields, check_value
+from lit_grpo.types.keywords import checks_keywords
 from lit_grpo.types.spelling import did_you_mean
 
 TEXT_SOURCES = ("verifiable", "open")
@@ -17,6 +18,7 @@ TEXT_SOURCES = ("verifiable", "open")
 _KEY = "data.curriculum"
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """A part of a run with weights of its own.

@@ -24,11 +24,13 @@ from lit_grpo.data.rows.gold import given_answer, gold_answers
 from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import Prompt, UserError, check_range
 from lit_grpo.types.field_types import check_fields
+from lit_grpo.types.keywords import checks_keywords
 from lit_grpo.types.rollouts import Message
 from lit_grpo.types.spelling import did_you_mean
 from lit_grpo.types.tokenizer import Tokenizer, starts_with_bos
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class PromptFormat:
     """How rows become prompts; `PromptData` explains each setting.

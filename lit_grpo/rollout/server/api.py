@@ -18,8 +18,10 @@ from lit_grpo.rollout.weight_check import CHECK_TEMPERATURE
 from lit_grpo.rollout.weights.store import WeightUpdate
 from lit_grpo.types import UserError, check_range, setting_error
 from lit_grpo.types.field_types import check_fields
+from lit_grpo.types.keywords import checks_keywords
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """Inference servers that the engine starts, supervises and stops.

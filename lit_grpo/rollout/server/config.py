@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from lit_grpo.types import check_range
 from lit_grpo.types.field_types import check_fields
+from lit_grpo.types.keywords import checks_keywords
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class Supervision:
     """How servers are watched, and when an unhealthy one is restarted.

@@ -10,11 +10,13 @@ from lit_grpo.diagnostics.causes.table import CAUSES
 from lit_grpo.diagnostics.step_checks import BEFORE_UPDATE, CHECKS
 from lit_grpo.types import UserError, check_range, setting_error
 from lit_grpo.types.field_types import check_fields
+from lit_grpo.types.keywords import checks_keywords
 from lit_grpo.types.spelling import did_you_mean
 
 KEY = "HealthMonitor.init_args.rules"
 
 
+@checks_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """When to act on a cause of trouble, and how; null is the default of the cause."""

@@ -33,7 +33,7 @@ def built_by(make_optimizer: OptimizerCallable, parameters: list[nn.Parameter]) 
     """Return the optimizer that a function makes of the trained parameters.
 
     Raises:
-        UserError: it cannot be made.
+        UserError: it cannot be made, or trains nothing of the policy.
     """
     try:
         optimizer = make_optimizer(parameters)
@@ -48,6 +48,14 @@ def built_by(make_optimizer: OptimizerCallable, parameters: list[nn.Parameter]) 
             "a function that returns an optimizer of torch",
             f"one that returns {shown(optimizer)}",
             "" if optimizer is not None else "its return is missing?",
+        )
+    given = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    if given.isdisjoint(map(id, parameters)):
+        raise setting_error(
+            "model.optimizer",
+            "a function that makes an optimizer of the parameters that it is given",
+            f"a {type(optimizer).__name__} of others",
+            "the policy would never change",
         )
     return optimizer
 

@@ -7,6 +7,7 @@ from torch.optim import AdamW
 from lit_grpo.training.optimizer.building import built_by, check_function
 from lit_grpo.types import UserError
 
+OTHER = torch.nn.Parameter(torch.ones(2))
 PARAMETERS = [torch.nn.Parameter(torch.ones(2))]
 
 
@@ -20,6 +21,7 @@ PARAMETERS = [torch.nn.Parameter(torch.ones(2))]
         (partial(AdamW, lr=-1.0), "(Invalid learning rate: -1.0)."),
         (lambda parameters: None, "got one that returns None (its return is missing?)."),
         (lambda parameters: 5, "got one that returns 5."),
+        (lambda parameters: AdamW([OTHER]), "AdamW of others (the policy would never change)."),
     ],
 )
 def test_an_optimizer_that_cannot_be_made_says_why_and_what_to_set(make, message):
