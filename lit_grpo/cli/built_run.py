@@ -28,7 +28,7 @@ class NotChecked(Exception):
     """A check is not made: offline, or without what another check reports as missing."""
 
 
-class Once(Generic[T]):
+class ReadOnce(Generic[T]):
     """The result of a function that is called only once.
 
     Args:
@@ -85,10 +85,10 @@ class BuiltRun:
         self.trainer: Any = cli.trainer
         self.module.trainer = self.trainer
         self.is_offline: bool = cli.config.offline
-        self.tokenizer = Once("the tokenizer", lambda: self.module.tokenizer)
-        self.outline = Once("the model", self.module.policy.outline)
-        self.loader = Once("the data", self._read_data)
-        self._starts: dict[Reward, Once[bool]] = {}
+        self.tokenizer = ReadOnce("the tokenizer", lambda: self.module.tokenizer)
+        self.outline = ReadOnce("the model", self.module.policy.outline)
+        self.loader = ReadOnce("the data", self._read_data)
+        self._starts: dict[Reward, ReadOnce[bool]] = {}
 
     def _read_data(self) -> TrainingLoader:
         self.tokenizer.get()
@@ -166,9 +166,9 @@ class BuiltRun:
         """Return whether a check may start a reward; offline only a built-in one."""
         return not self.is_offline or is_ours(own_reward(reward))
 
-    def start_of(self, reward: Reward) -> Once[bool]:
+    def start_of(self, reward: Reward) -> ReadOnce[bool]:
         """Return whether a reward starts, which is tried once."""
-        start = Once(reward.name, lambda: self._try_start(reward))
+        start = ReadOnce(reward.name, lambda: self._try_start(reward))
         return self._starts.setdefault(reward, start)
 
     def _try_start(self, reward: Reward) -> bool:

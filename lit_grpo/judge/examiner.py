@@ -28,7 +28,7 @@ SINGLE_ITEM_FAULTS = (Outcome.PARSE_ERROR, Outcome.OUT_OF_TOKENS, Outcome.CONTEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class JudgeResult:
     """The result for one item: a verdict or a failure."""
 
     verdict: Verdict | None = None
@@ -51,7 +51,7 @@ class Examiner:
     items_per_call: int = 1
     client: JudgeClient = field(init=False)
     _cache: VerdictCache | None = field(init=False, default=None)
-    _in_flight: dict[str, asyncio.Task[dict[str, Finding]]] = field(
+    _in_flight: dict[str, asyncio.Task[dict[str, JudgeResult]]] = field(
         init=False, default_factory=dict
     )
     """Cache key -> the call in flight for it, which equal items share."""
@@ -77,8 +77,8 @@ class Examiner:
 
     async def examine(
         self, context: Mapping[str, Any], items: Sequence[Item], form: Form, *, vote: int = 0
-    ) -> list[Finding]:
-        """Return a finding for each item, in order.
+    ) -> list[JudgeResult]:
+        """Return a result for each item, in order.
 
         Args:
             context: Variables of the template that all items share.
@@ -97,10 +97,10 @@ class Examiner:
         # Count the cost of a call once: for the first of several equal items, in the examine() that
         # started it.
         first_index = {key: index for index, key in reversed(list(enumerate(keys)))}
-        findings = [(key, found[key]) for key in keys]
+        results = [(key, found[key]) for key in keys]
         return [
             one if key in fresh and index == first_index[key] else replace(one, cost=0.0)
-            for index, (key, one) in enumerate(findings)
+            for index, (key, one) in enumerate(results)
             if one is not None
         ]
 
@@ -110,7 +110,7 @@ class Examiner:
         self._in_flight |= dict.fromkeys(items, task)
         task.add_done_callback(lambda task: self._finish(items, task))
 
-    def _finish(self, keys: Iterable[str], task: asyncio.Task[dict[str, Finding]]) -> None:
+    def _finish(self, keys: Iterable[str], task: asyncio.Task[dict[str, JudgeResult]]) -> None:
         for key in keys:
             del self._in_flight[key]
         if not task.cancelled():
@@ -118,22 +118,22 @@ class Examiner:
 
     async def _ask_and_cache(
         self, context: Mapping[str, Any], items: Mapping[str, Item], form: Form
-    ) -> dict[str, Finding]:
+    ) -> dict[str, JudgeResult]:
         found = dict(zip(items, await self._ask(context, list(items.values()), form), strict=True))
-        for key, finding in found.items():
-            await self._cache_verdict(key, finding)
+        for key, result in found.items():
+            await self._cache_verdict(key, result)
         return found
 
     async def _ask(
         self, context: Mapping[str, Any], items: Sequence[Item], form: Form
-    ) -> list[Finding]:
+    ) -> list[JudgeResult]:
         """Ask for all items in one call, then separately for each without exactly one verdict."""
         ids = draw_ids(len(items))
         try:
             answer = await self.client.ask(self._question(context, items, ids, form))
         except JudgeFailure as failure:
             if len(items) == 1 or failure.outcome not in SINGLE_ITEM_FAULTS:
-                return [Finding(failure=failure, cost=failure.cost / len(items))] * len(items)
+                return [JudgeResult(failure=failure, cost=failure.cost / len(items))] * len(items)
             answer = JudgeAnswer(verdicts={}, cost=failure.cost)
         share = answer.cost / len(items)
         missing = [index for index, one in enumerate(ids) if one not in answer.verdicts]
@@ -142,7 +142,7 @@ class Examiner:
         return [
             replace(again[index][0], cost=again[index][0].cost + share)
             if index in again
-            else Finding(verdict=answer.verdicts[one], cost=share)
+            else JudgeResult(verdict=answer.verdicts[one], cost=share)
             for index, one in enumerate(ids)
         ]
 
@@ -170,7 +170,7 @@ class Examiner:
             vote=vote,
         )
 
-    def _cached(self, key: str, form: Form) -> Finding | None:
+    def _cached(self, key: str, form: Form) -> JudgeResult | None:
         """Return the cached verdict if it has this form; a shared directory may hold others."""
         entry = None if self._cache is None else self._cache.get(key)
         if not isinstance(entry, Mapping):
@@ -180,9 +180,9 @@ class Examiner:
         except JudgeFailure:
             return None
         self.client.ledger.count("cache_hits")
-        return Finding(verdict=verdict)
+        return JudgeResult(verdict=verdict)
 
-    async def _cache_verdict(self, key: str, finding: Finding) -> None:
-        if self._cache is not None and finding.verdict is not None:
+    async def _cache_verdict(self, key: str, result: JudgeResult) -> None:
+        if self._cache is not None and result.verdict is not None:
             # In a thread, since another process may hold the lock of the database.
-            await asyncio.to_thread(self._cache.put, key, finding.verdict)
+            await asyncio.to_thread(self._cache.put, key, result.verdict)

@@ -13,7 +13,7 @@ from code_rewards import NeedsKey, RecordsHooks
 from doctor_runs import read_run, rewarded, write_rows
 from lightning import LightningModule
 
-from lit_grpo.cli.built_run import BuiltRun, NotChecked, Once, is_ours, own_reward, suite_of
+from lit_grpo.cli.built_run import BuiltRun, NotChecked, ReadOnce, is_ours, own_reward, suite_of
 from lit_grpo.rewards import LengthReward, MathReward, ProcessReward
 from lit_grpo.types import UserError
 
@@ -26,7 +26,7 @@ def here(here) -> Path:
 
 def test_what_is_read_once_is_the_same_for_all_checks():
     numbers = iter([1, 2])
-    once = Once("the number", lambda: next(numbers))
+    once = ReadOnce("the number", lambda: next(numbers))
     assert (once.read(), once.get(), once.or_none()) == (1, 1, 1)
 
 
@@ -37,7 +37,7 @@ def test_what_cannot_be_read_is_an_error_for_its_own_check_only():
         calls.append(1)
         raise UserError("it is not there.")
 
-    once = Once("the model", fail)
+    once = ReadOnce("the model", fail)
     for _ in range(2):
         with pytest.raises(UserError, match="it is not there"):
             once.read()

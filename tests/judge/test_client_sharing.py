@@ -52,7 +52,7 @@ def examine(examiner, texts, *, context=CONTEXT, form=GRADED, vote=0):
 
 
 def ask_together(judge, *groups, **settings):
-    """Ask for groups of texts at the same time; return their findings and the totals."""
+    """Ask for groups of texts at the same time; return their results and the totals."""
 
     async def scene(examiner):
         return await asyncio.gather(*(examine(examiner, texts) for texts in groups))

@@ -33,7 +33,7 @@ def as_items(texts):
 
 
 def examine(judge, texts, *, votes=(0,), context=CONTEXT, **settings):
-    """Return the findings on texts, vote by vote, and the totals of the ledger."""
+    """Return the results on texts, vote by vote, and the totals of the ledger."""
 
     async def scene(examiner):
         found = []

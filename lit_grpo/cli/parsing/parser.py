@@ -13,7 +13,7 @@ from lit_grpo.cli.parsing.environment import override
 from lit_grpo.cli.parsing.parser_errors import explain, quote
 from lit_grpo.cli.parsing.paths import expand_home
 from lit_grpo.cli.parsing.strict import StrictParser
-from lit_grpo.cli.parsing.untyped import Word, keep_nulls, keep_texts, takes_any_text
+from lit_grpo.cli.parsing.untyped import CommandLineText, keep_nulls, keep_texts, takes_any_text
 from lit_grpo.cli.parsing.value_errors import is_null_as_text
 from lit_grpo.types import UserError
 
@@ -57,7 +57,7 @@ class Parser(StrictParser, LightningArgumentParser):
         """Keep a text of YAML as it is, but read a word of the command line."""
         if is_null_as_text(action.dest, value, getattr(action, "_typehint", None)):
             raise TypeError(f'Parser key "{action.dest}":\nNull as text')
-        if type(value) is Word:
+        if type(value) is CommandLineText:
             value = str(value)
         elif isinstance(value, str) and takes_any_text(action):
             return value

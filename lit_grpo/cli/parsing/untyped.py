@@ -21,7 +21,7 @@ from lit_grpo.cli.parsing.config_checks import explain_other_base
 from lit_grpo.types import UserError
 
 
-class Word(str):
+class CommandLineText(str):
     """A word of the command line for an argument of a class, which is read as YAML."""
 
     __slots__ = ()
@@ -41,8 +41,10 @@ def keep_texts() -> None:
         if not is_whole and type(val) is str and _typehints.accepts_any_value(typehint):
             return val
         if isinstance(val, NestedArg) and type(val.val) is str and _is_argument(val.key):
-            val = val._replace(val=Word(val.val))
-        adapted = adapt(str(val) if type(val) is Word else val, typehint, *args, **kwargs)
+            val = val._replace(val=CommandLineText(val.val))
+        adapted = adapt(
+            str(val) if type(val) is CommandLineText else val, typehint, *args, **kwargs
+        )
         if why := explain_other_base(str(kwargs.get("orig_val")), adapted):
             raise ValueError(why)
         return adapted

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from lit_grpo.cli.built_run import BuiltRun, Once
+from lit_grpo.cli.built_run import BuiltRun, ReadOnce
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.doctor.hub import use_of_the_hub
 from lit_grpo.cli.doctor.machine import trainer_memory
@@ -103,7 +103,7 @@ def _remedies(
     policy = run.module.policy
     if policy.lora is None:
         policy.lora, policy.dtype = LoRA(), "bfloat16"
-        run.outline = Once("the model", policy.outline)
+        run.outline = ReadOnce("the model", policy.outline)
         with suppress(UserError):  # a model without layers that can be adapted
             found.append(find_remedy(make_setup(), limit, fixed, first=ADAPTER))
     return [one for one in found if one is not None]

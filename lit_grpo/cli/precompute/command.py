@@ -18,7 +18,7 @@ from rich.progress import Progress
 from lit_grpo.cli.file_options import parse_options, same_recipe
 from lit_grpo.cli.precompute.claims import Claims
 from lit_grpo.cli.precompute.cost import estimate
-from lit_grpo.cli.precompute.judge_gold import JudgeRound, Tally, with_share
+from lit_grpo.cli.precompute.judge_gold import JudgeRound, VoteCounts, with_share
 from lit_grpo.cli.precompute.program_gold import Checks, check_rows, unchecked
 from lit_grpo.cli.precompute.progress import VoteProgress
 from lit_grpo.cli.precompute.summary import DryRun, Result, print_plan, print_result
@@ -88,8 +88,8 @@ def precompute(arguments: Sequence[str]) -> int:
         print(json.dumps(result.as_dict(), indent=1))
     else:
         print_result(result, _following(result, work, given), console)
-    if result.tally.signal is not None:
-        return exit_code_of_signal(result.tally.signal)
+    if result.counts.signal is not None:
+        return exit_code_of_signal(result.counts.signal)
     is_complete = not (result.num_left or result.checks.lacks_needed)
     return ExitCode.DONE if is_complete else ExitCode.SCORES_ABSENT
 
@@ -222,7 +222,7 @@ def _judge(work: RowsToScore, checks: Checks) -> Result:
     directory = scorer.directory(work.cache)
     with closing(JudgeVotes(directory)) as votes:
         num_missing = sum(len(call.answers) for call in work.calls(votes))
-        tally = Tally()
+        counts = VoteCounts()
         if num_missing:
             check_writable("--cache", work.cache, work.cache)
             scorer.write(directory)
@@ -231,13 +231,13 @@ def _judge(work: RowsToScore, checks: Checks) -> Result:
                 VoteProgress(votes, num_missing, scorer.judge.price is not None) as progress,
             ):
                 judging = JudgeRound(scorer, votes, claims, progress.show)
-                tally = asyncio.run(judging.run(work.calls(votes)))
+                counts = asyncio.run(judging.run(work.calls(votes)))
         return Result(
             num_rows=len(work.judged),
             num_given=work.num_given,
             num_single=work.num_single,
             num_left=sum(len(call.answers) for call in work.calls(votes)),
             spent_usd=None if scorer.judge.price is None else votes.spent_usd,
-            tally=tally,
+            counts=counts,
             checks=checks,
         )

@@ -17,7 +17,7 @@ from lit_grpo.cli.precompute.votes import VoteCall
 from lit_grpo.cli.prepare.fingerprint import Scorer
 from lit_grpo.cli.prepare.gold_cache import JudgeVotes
 from lit_grpo.judge import Judge
-from lit_grpo.judge.examiner import Examiner, Finding
+from lit_grpo.judge.examiner import Examiner, JudgeResult
 from lit_grpo.types import Outcome
 
 GRACE_SECONDS = 5.0
@@ -29,7 +29,7 @@ MAX_FIRST_FAILURES = 20
 
 
 @dataclass(slots=True)
-class Tally:
+class VoteCounts:
     """Counts of the votes that this process asked for."""
 
     num_votes: int = 0
@@ -41,21 +41,21 @@ class Tally:
     signal: signal.Signals | None = None
     """The signal that stopped it."""
 
-    def add(self, finding: Finding) -> None:
-        if finding.failure is None:
+    def add(self, result: JudgeResult) -> None:
+        if result.failure is None:
             self.num_votes += 1
             return
-        outcome = finding.failure.outcome
+        outcome = result.failure.outcome
         if outcome is Outcome.BUDGET_SPENT:
             self.stopped = (
-                f"{finding.failure.detail} (all runs on this cache count). Raise "
+                f"{result.failure.detail} (all runs on this cache count). Raise "
                 "judge.limits.max_cost_usd of the recipe before you run the command again"
             )
             return
         self.failures[outcome] += 1
-        self.details.setdefault(outcome, finding.failure.detail)
-        if finding.failure.is_access_error:
-            self.stopped = finding.failure.detail
+        self.details.setdefault(outcome, result.failure.detail)
+        if result.failure.is_access_error:
+            self.stopped = result.failure.detail
         elif not self.num_votes and self.failures.total() >= MAX_FIRST_FAILURES:
             self.stopped = f"none of the first {self.failures.total()} votes arrived"
 
@@ -71,15 +71,15 @@ class JudgeRound:
     """
 
     def __init__(
-        self, scorer: Scorer, cache: JudgeVotes, claims: Claims, watch: Callable[[Tally], None]
+        self, scorer: Scorer, cache: JudgeVotes, claims: Claims, watch: Callable[[VoteCounts], None]
     ) -> None:
         self.scorer, self.cache, self.claims, self.watch = scorer, cache, claims, watch
-        self.tally = Tally()
+        self.counts = VoteCounts()
         self._workers: list[asyncio.Task[None]] = []
         self._claimed_by_others: list[VoteCall] = []
 
-    async def run(self, calls: Iterator[VoteCall]) -> Tally:
-        """Ask for all votes and return a tally of the results.
+    async def run(self, calls: Iterator[VoteCall]) -> VoteCounts:
+        """Ask for all votes and return their counts.
 
         Raises:
             UserError: the judge refuses access, or the disk is full.
@@ -96,7 +96,7 @@ class JudgeRound:
                 await self._ask_all(calls)
         finally:
             await self._examiner.close()
-        return self.tally
+        return self.counts
 
     async def _ask_all(self, calls: Iterator[VoteCall]) -> None:
         while True:
@@ -105,29 +105,29 @@ class JudgeRound:
             for result in await asyncio.gather(*self._workers, return_exceptions=True):
                 if isinstance(result, Exception):
                     raise result
-            if not self._claimed_by_others or self.tally.stopped:
+            if not self._claimed_by_others or self.counts.stopped:
                 return
             calls, self._claimed_by_others = iter(self._claimed_by_others), []
             await asyncio.sleep(POLL_SECONDS)
-            self.watch(self.tally)
+            self.watch(self.counts)
 
     async def _work(self, calls: Iterator[VoteCall]) -> None:
         """Ask one call after the other; several workers share the iterator."""
         for call in calls:
-            if self.tally.stopped:
+            if self.counts.stopped:
                 return
             try:
                 await self._ask_claimed(call)
             except Exception as error:
-                self.tally.stopped = str(error)
+                self.counts.stopped = str(error)
                 raise
-            self.watch(self.tally)
+            self.watch(self.counts)
 
     def _stop(self, number: signal.Signals) -> None:
         """Start no further call; after a while, or at once at a second signal, end all others."""
-        seconds = GRACE_SECONDS if self.tally.signal is None else 0.0
-        self.tally.signal = number
-        self.tally.stopped = f"{number.name} stopped it"
+        seconds = GRACE_SECONDS if self.counts.signal is None else 0.0
+        self.counts.signal = number
+        self.counts.stopped = f"{number.name} stopped it"
         asyncio.get_running_loop().call_later(seconds, self._cancel)
 
     def _cancel(self) -> None:
@@ -153,14 +153,14 @@ class JudgeRound:
 
     async def _ask(self, call: VoteCall) -> None:
         items = [{"answer": answer} for answer in call.answers.values()]
-        findings = await self._examiner.examine(
+        results = await self._examiner.examine(
             call.context, items, self.scorer.form, vote=call.vote
         )
-        for key, finding in zip(call.answers, findings, strict=True):
-            grade = None if finding.verdict is None else finding.verdict["score"]
-            if grade is not None or finding.cost:
-                self.cache.add(key, call.vote, grade, finding.cost)
-            self.tally.add(finding)
+        for key, result in zip(call.answers, results, strict=True):
+            grade = None if result.verdict is None else result.verdict["score"]
+            if grade is not None or result.cost:
+                self.cache.add(key, call.vote, grade, result.cost)
+            self.counts.add(result)
         self.cache.refresh()
 
     def _count_costs(self) -> None:

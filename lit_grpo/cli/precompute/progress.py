@@ -9,7 +9,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from lit_grpo.cli.precompute.judge_gold import Tally
+from lit_grpo.cli.precompute.judge_gold import VoteCounts
 from lit_grpo.cli.prepare.gold_cache import JudgeVotes
 from lit_grpo.runs.tables import duration
 
@@ -53,11 +53,11 @@ class VoteProgress:
     ) -> None:
         self._bar.stop()
 
-    def show(self, tally: Tally) -> None:
+    def show(self, counts: VoteCounts) -> None:
         """Show the numbers of this moment."""
         done = min(self._cache.num_votes - self._num_before, self._num_missing)
         now = time.monotonic()
-        note = self.note(done, tally.failures.total(), now - self._start)
+        note = self.note(done, counts.failures.total(), now - self._start)
         self._bar.update(self._task, completed=done, note=note)
         if self._bar.disable and now > self._printed + SECONDS_PER_LINE:
             self._printed = now

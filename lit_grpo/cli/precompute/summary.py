@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from lit_grpo.cli.precompute.cost import SECONDS_PER_CALL, CostEstimate
-from lit_grpo.cli.precompute.judge_gold import Tally
+from lit_grpo.cli.precompute.judge_gold import VoteCounts
 from lit_grpo.cli.precompute.program_gold import Checks
 from lit_grpo.runs.tables import add_numbers, make_table
 
@@ -55,18 +55,18 @@ class Result:
     """Votes that are missing."""
     spent_usd: float | None = None
     """Dollars of this and all earlier runs; None if the judge has no price."""
-    tally: Tally = field(default_factory=Tally)
+    counts: VoteCounts = field(default_factory=VoteCounts)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "rows": self.num_rows,
             "given": self.num_given,
             "single": self.num_single,
-            "asked": self.tally.num_votes,
-            "failures": {str(one): number for one, number in self.tally.failures.items()},
+            "asked": self.counts.num_votes,
+            "failures": {str(one): number for one, number in self.counts.failures.items()},
             "left": self.num_left,
             "dollars": None if self.spent_usd is None else round(self.spent_usd, 4),
-            "stopped": self.tally.stopped,
+            "stopped": self.counts.stopped,
             "checked": self.checks.num_scored,
             "unchecked": {why: len(ids) for why, ids in self.checks.failures.items()},
         }
@@ -89,19 +89,19 @@ def print_plan(plan: DryRun, console: Console) -> None:
 
 def print_result(result: Result, following: str, console: Console) -> None:
     """Print what was done, and the command that comes next."""
-    tally = result.tally
+    counts = result.counts
     if result.num_rows:
         spent = result.spent_usd
         cost = "" if spent is None else f"; {spent:.4f} US dollars spent in all"
         _say(
-            f"{tally.num_votes:,} votes recorded for {result.num_rows:,} rows; "
+            f"{counts.num_votes:,} votes recorded for {result.num_rows:,} rows; "
             f"{result.num_left:,} are missing{cost}",
             console,
         )
-    for outcome, number in tally.failures.items():
-        _say(f"{number:,} failed: {outcome}: {tally.details[outcome]}", console)
-    if tally.stopped:
-        _say(f"stopped: {tally.stopped}", console)
+    for outcome, number in counts.failures.items():
+        _say(f"{number:,} failed: {outcome}: {counts.details[outcome]}", console)
+    if counts.stopped:
+        _say(f"stopped: {counts.stopped}", console)
     for line in (*_given(result.num_given), *_single(result.num_single), *_checked(result.checks)):
         _say(line, console)
     _say(f"next: {following}", console)

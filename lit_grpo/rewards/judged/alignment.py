@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from lit_grpo.judge import Judge
-from lit_grpo.judge.examiner import Finding
+from lit_grpo.judge.examiner import JudgeResult
 from lit_grpo.judge.reply import Form, Grade, Text
 from lit_grpo.rewards.judged.base import JudgedReward, show_problems, unreadable_rows
 from lit_grpo.rewards.reward import setting_key
@@ -193,7 +193,7 @@ class RubricAlignmentReward(JudgedReward):
 
     async def _ask(
         self, context: Mapping[str, Any], answers: Sequence[str], vote: int
-    ) -> list[Finding]:
+    ) -> list[JudgeResult]:
         """Return one vote on each answer, in order, though the judge sees them in random order."""
         order = list(range(len(answers)))
         # Shuffled, since files often have the best answer first and the policy may exploit that.

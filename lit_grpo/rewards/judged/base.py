@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from lit_grpo.distributed.ranks import gather_objects
 from lit_grpo.judge import Judge
-from lit_grpo.judge.examiner import Examiner, Finding, Item
+from lit_grpo.judge.examiner import Examiner, Item, JudgeResult
 from lit_grpo.judge.reply import Form
 from lit_grpo.judge.template import JudgeTemplate
 from lit_grpo.rewards.reward import Reward, setting_key, started
@@ -106,22 +106,22 @@ class JudgedReward(Reward):
 
     async def ask_votes(
         self, context: Mapping[str, Any], items: Sequence[Item], form: Form
-    ) -> list[tuple[Finding, ...]]:
-        """Return the findings of all votes on each item."""
+    ) -> list[tuple[JudgeResult, ...]]:
+        """Return the results of all votes on each item."""
         votes = (
             self.examiner.examine(context, items, form, vote=vote) for vote in range(self.votes)
         )
         return list(zip(*await asyncio.gather(*votes), strict=True))
 
-    def score_grades(self, findings: Sequence[Finding], highest: int) -> Score:
+    def score_grades(self, results: Sequence[JudgeResult], highest: int) -> Score:
         """Return the mean grade of the votes on one item, from 0 to 1, without failed votes.
 
         If all votes failed, the score has no value.
         """
-        verdicts = [one.verdict for one in findings if one.verdict is not None]
-        cost = sum(one.cost for one in findings)
+        verdicts = [one.verdict for one in results if one.verdict is not None]
+        cost = sum(one.cost for one in results)
         if not verdicts:
-            return failed_score(findings, cost)
+            return failed_score(results, cost)
         grades: list[int] = [verdict["score"] for verdict in verdicts]
         if len(grades) > 1:
             self._agreements.append(agreement(grades))
@@ -145,9 +145,9 @@ def show_problems(problems: Mapping[str, str]) -> str:
     return "; ".join(f"{id}: {why}" for id, why in list(problems.items())[:NUM_SHOWN])
 
 
-def failed_score(findings: Sequence[Finding], cost: float) -> Score:
-    """Return the first failure among the findings, as a score without a value."""
-    failure = next(one.failure for one in findings if one.failure is not None)
+def failed_score(results: Sequence[JudgeResult], cost: float) -> Score:
+    """Return the first failure among the results, as a score without a value."""
+    failure = next(one.failure for one in results if one.failure is not None)
     return Score(value=None, outcome=failure.outcome, detail=failure.detail, cost=cost)
 
 

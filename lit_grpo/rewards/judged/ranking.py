@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any, Literal
 
 from lit_grpo.judge import Judge
-from lit_grpo.judge.examiner import Finding
+from lit_grpo.judge.examiner import JudgeResult
 from lit_grpo.judge.reply import Form, Order, Text
 from lit_grpo.rewards.judged.base import JudgedReward, agreement, failed_score, question_of
 from lit_grpo.rewards.reward import setting_key
@@ -75,12 +75,12 @@ class RankingReward(JudgedReward):
         asked = [(one, vote) for one in sets for vote in range(self.votes)]
         found = await asyncio.gather(*(self._rank(context, one, vote) for one, vote in asked))
         self._note_agreement([ranks for _, ranks in found])
-        cost = sum(finding.cost for finding, _ in found) / len(completions)
+        cost = sum(result.cost for result, _ in found) / len(completions)
         return [self._score(completion.text, found, asked, cost) for completion in completions]
 
     async def _rank(
         self, context: Mapping[str, Any], texts: Sequence[str], vote: int
-    ) -> tuple[Finding, Mapping[str, float]]:
+    ) -> tuple[JudgeResult, Mapping[str, float]]:
         """Ask for the order of a set, and return text -> share of the others it is above."""
         shown = sorted(texts)
         # Seeded by the texts alone, so the same question is found in a cache.
@@ -91,25 +91,25 @@ class RankingReward(JudgedReward):
         pairs = zip(labels, shown, strict=True)
         item = {"answers": [{"label": label, "answer": text} for label, text in pairs]}
         form = Form({"explanation": Text(), "order": Order(labels)})
-        (finding,) = await self.examiner.examine(context, [item], form, vote=vote)
-        if finding.verdict is None:
-            return finding, {}
+        (result,) = await self.examiner.examine(context, [item], form, vote=vote)
+        if result.verdict is None:
+            return result, {}
         text_of = dict(zip(labels, shown, strict=True))
         last = len(shown) - 1
-        order = enumerate(finding.verdict["order"])
-        return finding, {text_of[label]: 1 - place / last for place, label in order}
+        order = enumerate(result.verdict["order"])
+        return result, {text_of[label]: 1 - place / last for place, label in order}
 
     def _score(
         self,
         text: str,
-        found: Sequence[tuple[Finding, Mapping[str, float]]],
+        found: Sequence[tuple[JudgeResult, Mapping[str, float]]],
         asked: Sequence[tuple[Sequence[str], int]],
         cost: float,
     ) -> Score:
         mine = [one for one, (texts, _) in zip(found, asked, strict=True) if text in texts]
         shares = [ranks[text] for _, ranks in mine if ranks]
         if len(shares) < MIN_ANSWERED * len(mine):
-            return failed_score([finding for finding, _ in mine], cost)
+            return failed_score([result for result, _ in mine], cost)
         detail = f"above {sum(shares) / len(shares):.0%} of its siblings in {len(shares)} rankings"
         return Score(value=sum(shares) / len(shares), detail=detail, cost=cost)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_grpo.judge import Judge
-from lit_grpo.judge.examiner import Finding
+from lit_grpo.judge.examiner import JudgeResult
 from lit_grpo.judge.reply import Form, Text, YesNo
 from lit_grpo.rewards.judged.base import (
     JudgedReward,
@@ -103,11 +103,11 @@ class RubricReward(JudgedReward):
         self,
         rubric: Sequence[Criterion],
         available: float,
-        findings: Sequence[Sequence[Finding]],
+        results: Sequence[Sequence[JudgeResult]],
     ) -> Score:
-        cost = sum(one.cost for votes in findings for one in votes)
+        cost = sum(one.cost for votes in results for one in votes)
         is_met = []
-        for votes in findings:
+        for votes in results:
             decisions = [one.verdict["criteria_met"] for one in votes if one.verdict is not None]
             if not decisions:
                 return failed_score(votes, cost)
