@@ -40,7 +40,6 @@ from lit_grpo.runs.files.log import log_to_terminal
 from lit_grpo.runs.launcher import ends_with_rank_0
 from lit_grpo.runs.run_log import logged_run, silence_chatter
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
-from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.stopping import (
     ExitCode,
     exit_code_of_error,
@@ -48,6 +47,7 @@ from lit_grpo.stopping import (
     is_of_signal,
 )
 from lit_grpo.training.base import PolicyModule
+from lit_grpo.training.checks.trainer_features import refuse_automatic
 from lit_grpo.types import RankLost, UserCodeFailed, UserError
 from lit_grpo.types.errors import (
     Diverged,

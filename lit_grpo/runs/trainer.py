@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from inspect import signature
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
@@ -37,7 +37,6 @@ from lit_grpo.runs.trainer_settings import (
     check_max_time,
     check_plugins,
     check_root,
-    refuse_automatic,
     refuse_float16,
     refuse_missing_gpu,
     rewording_notebook_error,
@@ -55,6 +54,8 @@ from lit_grpo.types.plain import described
 from lit_grpo.types.settings import check_type
 
 log = logging.getLogger(__name__)
+
+AS_PROMPTS = "Prompts to train and to evaluate on go into one PromptData(train=…, validation=…)."
 
 
 class Trainer(L.Trainer):
@@ -150,7 +151,7 @@ class Trainer(L.Trainer):
         self,
         model: L.LightningModule,
         datamodule: L.LightningDataModule | None = None,
-        *,
+        *more: Any,
         ckpt_path: str | Path | None = None,
         allow_changes: bool = False,
         **others: Any,
@@ -169,6 +170,9 @@ class Trainer(L.Trainer):
                 gone further than the run may, or was trained with other settings or data.
             EngineFailed: the engine cannot start, or gives up before the first step.
         """
+        if more:  # as Lightning's Tuner calls it
+            model.check_trainer(self)  # type: ignore[operator]
+            raise UserError(f"fit takes a module and data, got {len(more)} more. {AS_PROMPTS}")
         refuse_unknown("Trainer.fit", others, ("model", "datamodule", "ckpt_path", "allow_changes"))
         self._code_of_error = None
         try:
@@ -207,7 +211,7 @@ class Trainer(L.Trainer):
             name: getattr(self, name) for name in ("limit_val_batches", "log_every_n_steps")
         }
         try:
-            refuse_automatic(self, model)
+            model.check_trainer(self)  # type: ignore[operator]
             with logged_run(self, self.run_dir, RESUME_CALL), keeping_interrupts():
                 super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
         finally:
@@ -217,27 +221,35 @@ class Trainer(L.Trainer):
             model.close()  # type: ignore[operator]
 
     def validate(  # type: ignore[override]
-        self, model: L.LightningModule, datamodule: L.LightningDataModule, **settings: Any
+        self,
+        model: L.LightningModule | None = None,
+        datamodule: L.LightningDataModule | None = None,
+        **settings: Any,
     ) -> Any:
         """Evaluate on the validation prompts; write nothing into ``run_dir``.
 
         Args:
+            model: After ``fit``, None for the module that it has trained.
+            datamodule: After ``fit``, None for its data.
             settings: As for ``lightning.Trainer``. ``ckpt_path`` is as in ``fit``; without it the
                 weights of the module count.
 
         Raises:
             UserError: there is no such checkpoint.
         """
-        _check_arguments("validate", model, datamodule)
+        model, datamodule = self._evaluated("validate", model, datamodule)
         settings["ckpt_path"] = self._find(settings.get("ckpt_path"), is_evaluated=True)
         with keeping_interrupts():
             return super().validate(model, datamodule=datamodule, **settings)
 
     def test(  # type: ignore[override]
-        self, model: L.LightningModule, datamodule: L.LightningDataModule, **settings: Any
+        self,
+        model: L.LightningModule | None = None,
+        datamodule: L.LightningDataModule | None = None,
+        **settings: Any,
     ) -> Any:
         """Evaluate on the test prompts, like ``validate`` on the validation prompts."""
-        _check_arguments("test", model, datamodule)
+        model, datamodule = self._evaluated("test", model, datamodule)
         settings["ckpt_path"] = self._find(settings.get("ckpt_path"), is_evaluated=True)
         with keeping_interrupts():
             return super().test(model, datamodule=datamodule, **settings)
@@ -252,6 +264,18 @@ class Trainer(L.Trainer):
             "predict is not supported. Call validate or test, which sample and score completions, "
             "or sample from the final model: AutoModelForCausalLM.from_pretrained(RUN/final)."
         )
+
+    def _evaluated(
+        self,
+        call: str,
+        model: L.LightningModule | None,
+        datamodule: L.LightningDataModule | None,
+    ) -> tuple[L.LightningModule, L.LightningDataModule]:
+        """Return the arguments of a call, those of ``fit`` if it has none."""
+        model = model or self.lightning_module
+        datamodule = datamodule or getattr(self, "datamodule", None)
+        _check_arguments(call, model, datamodule)
+        return model, cast(L.LightningDataModule, datamodule)
 
     def _find(self, ckpt_path: str | Path | None, *, is_evaluated: bool = False) -> str | None:
         if ckpt_path is None:

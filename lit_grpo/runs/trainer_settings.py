@@ -10,7 +10,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import MPSAccelerator
@@ -54,24 +53,6 @@ _BATCH_LIMITS = (
     "overfit_batches",
 )
 """Settings that are a number of batches, or a share of them."""
-
-
-def refuse_automatic(trainer: L.Trainer, model: L.LightningModule) -> None:
-    """Refuse settings of Lightning's trainer for which GRPO has keys of its own.
-
-    Raises:
-        UserError: one is set.
-    """
-    why = "GRPO takes its optimizer steps itself"
-    if not model.automatic_optimization and trainer.accumulate_grad_batches != 1:
-        key, instead = "trainer.accumulate_grad_batches", "model.update.max_tokens_per_micro_batch"
-        value: object = trainer.accumulate_grad_batches
-        raise UserError(f"{setting_error(key, '1', value, why)} Micro-batches: {instead}.")
-    if not model.automatic_optimization and trainer.gradient_clip_val:
-        key, instead = "trainer.gradient_clip_val", "model.update.max_grad_norm"
-        raise UserError(
-            f"{setting_error(key, 'null', trainer.gradient_clip_val, why)} Clipping: {instead}."
-        )
 
 
 def check_plugins(key: str, given: Sequence[object], kind: type) -> None:

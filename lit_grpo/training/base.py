@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from math import ceil
 from os import PathLike
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar, cast
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
@@ -40,6 +43,7 @@ from lit_grpo.training.checks.strategies import (
     refuse_unsupported,
     warn_of_casts,
 )
+from lit_grpo.training.checks.trainer_features import refuse_automatic
 from lit_grpo.training.checks.watched_metrics import warn_of_unlogged
 from lit_grpo.training.collecting.checked_engine import close_engine, start_engine
 from lit_grpo.training.evaluation import Evaluation
@@ -159,6 +163,26 @@ class PolicyModule(L.LightningModule):
             )
         super().__setattr__(name, value)
 
+    def save_hyperparameters(
+        self,
+        *args: Any,
+        ignore: Sequence[str] | str | None = None,
+        frame: FrameType | None = None,
+        logger: bool = True,
+    ) -> None:
+        """Save the arguments of a subclass's own, as in Lightning.
+
+        Those of the module itself are left out unless they are named: most are objects, which no
+        checkpoint can hold.
+        """
+        left_out = {ignore} if isinstance(ignore, str) else {*(ignore or ())}
+        super().save_hyperparameters(
+            *args,
+            ignore=[*left_out, *(() if args else self._settings)],
+            frame=frame or sys._getframe(1),
+            logger=logger,
+        )
+
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.policy.tokenizer
@@ -204,6 +228,19 @@ class PolicyModule(L.LightningModule):
             refreshes_reference=self.refreshes_reference,
             sharding=self._sharding,
         )
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Check the trainer before Lightning does, whose advice would be wrong; add no callback."""
+        self.check_trainer(self.trainer)
+        return []
+
+    def check_trainer(self, trainer: L.Trainer) -> None:
+        """Check what a trainer was made with.
+
+        Raises:
+            UserError: it has a setting or a callback for which lit-grpo has keys of its own.
+        """
+        refuse_automatic(trainer, self)
 
     def setup(self, stage: str) -> None:
         begin_without_stop(self.trainer)

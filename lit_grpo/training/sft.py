@@ -135,11 +135,15 @@ class SFTModule(EvaluatedModule):
         if too_long:
             worst = max(too_long, key=lambda id: sum(too_long[id]))
             prompt, target = too_long[worst]
+            limit = positions - max(target for _, target in lengths.values())
+            remedy = "Drop or shorten these rows"
+            if any(len(one.token_ids) <= limit for one in prompts):
+                remedy = f"Set data.max_prompt_tokens to at most {limit} and data.too_long to drop"
             raise UserError(
                 f"a prompt and its target must fit into the model's {positions} positions "
                 f"together, got {len(too_long)} of {len(prompts)} rows that do not: {worst} has "
-                f"{prompt} + {target} tokens. Drop or shorten these rows, or take a model with "
-                "more positions."
+                f"{prompt} + {target} tokens. {remedy}, or take a model with more "
+                "positions."
             )
 
     def on_train_batch_start(self, batch: Sequence[Prompt], batch_idx: int) -> None:

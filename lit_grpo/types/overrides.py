@@ -11,6 +11,8 @@ from lit_grpo.types.functions import defined_at
 OURS = "lit_grpo."
 STAGES = ("setup", "teardown", "training_step", "state_dict", "load_state_dict")
 PREFIXES = ("on_", "configure_")
+WITHOUT_CALL = ("configure_callbacks",)
+"""Hooks whose own part is only a check."""
 
 
 def check_overrides(kind: type, instead: Mapping[str, str]) -> None:
@@ -43,7 +45,7 @@ def _overrides(kind: type) -> Iterator[tuple[str, type, type]]:
         for name, value in vars(owner).items():
             overridden = next((one for one in ours if name in vars(one)), None)
             is_hook = name in STAGES or name.startswith(PREFIXES)
-            if is_hook and callable(value) and overridden is not None:
+            if is_hook and name not in WITHOUT_CALL and callable(value) and overridden:
                 yield name, owner, overridden
 
 

@@ -50,7 +50,7 @@ def saved_state(key: str, state: Any) -> Any:
     raise UserError(
         f"{key} must be a number, a string, a list, a dict or a tensor to be saved in a "
         f"checkpoint, got {kind.__module__}.{kind.__qualname__} (a resumed run could not read it). "
-        "Convert it, for example a deque to a list."
+        "Convert it, for example a deque to a list, or leave it out."
     )
 
 

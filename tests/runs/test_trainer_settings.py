@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch.accelerators import MPSAccelerator
@@ -17,38 +16,10 @@ from lit_grpo.runs.trainer_settings import (
     check_intervals,
     check_max_time,
     check_root,
-    refuse_automatic,
     refuse_float16,
     refuse_missing_gpu,
 )
 from lit_grpo.types import UserError
-
-
-def model(*, is_automatic: bool) -> SimpleNamespace:
-    return SimpleNamespace(automatic_optimization=is_automatic)
-
-
-def trainer(batches: int = 1, clip: float | None = None) -> SimpleNamespace:
-    return SimpleNamespace(accumulate_grad_batches=batches, gradient_clip_val=clip)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"batches": 2}, r"accumulate_grad_batches must be 1, got 2 .* model\.update\.max_tokens_"),
-        ({"clip": 0.5}, r"gradient_clip_val must be null, got 0\.5 .* model\.update\.max_grad_n"),
-    ],
-)
-def test_what_lightning_would_do_with_gradients_is_refused_where_the_module_does_it(
-    settings, message
-):
-    with pytest.raises(UserError, match=message):
-        refuse_automatic(trainer(**settings), model(is_automatic=False))
-    refuse_automatic(trainer(**settings), model(is_automatic=True))
-
-
-def test_a_module_with_its_own_steps_takes_a_trainer_without_these_settings():
-    refuse_automatic(trainer(clip=0.0), model(is_automatic=False))
 
 
 @pytest.mark.parametrize("precision", [16, "16", "16-mixed", "16-true"])

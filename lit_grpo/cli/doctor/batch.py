@@ -15,12 +15,12 @@ from lit_grpo.cli.doctor.findings import Finding, ok, remark
 from lit_grpo.cli.estimate.step import StepSizes, make_step
 from lit_grpo.data import TrainingLoader
 from lit_grpo.data.loading.loader import PromptLoader
-from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.stopping import has_step_limit, zero_limit
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.checks.compatibility import is_endless
 from lit_grpo.training.checks.learning_rates import warn_of_rate, warn_of_warm_up
 from lit_grpo.training.checks.strategies import is_zero_3, refuse_compiled, refuse_unsupported
+from lit_grpo.training.checks.trainer_features import refuse_automatic
 from lit_grpo.training.checks.unused_settings import settings_without_effect
 from lit_grpo.training.checks.watched_metrics import check_monitors, warn_if_never_checked
 from lit_grpo.types import UserError

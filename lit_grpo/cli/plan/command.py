@@ -26,9 +26,9 @@ from lit_grpo.cli.plan.remedies import ADAPTER, find_remedy
 from lit_grpo.cli.plan.report import Plan, print_plan, to_json
 from lit_grpo.data.loading.loader import check_sizes
 from lit_grpo.policy.lora import LoRA
-from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training.checks.compatibility import check_completions_fit
+from lit_grpo.training.checks.trainer_features import refuse_automatic
 from lit_grpo.types import UserError, check_range
 
 DOES_NOT_FIT = 1

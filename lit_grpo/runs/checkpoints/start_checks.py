@@ -30,6 +30,8 @@ def refuse_unreadable(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
     Raises:
         UserError: a resumed run could not read it.
     """
-    for one in (*trainer.callbacks, getattr(trainer, "datamodule", None)):  # type: ignore[attr-defined]
-        saved_state(f"{type(one).__name__}.state_dict()", one.state_dict() if one else None)
-    saved_state("save_hyperparameters", dict(pl_module.hparams))
+    data = getattr(trainer, "datamodule", None)
+    for one in filter(None, (*trainer.callbacks, data)):  # type: ignore[attr-defined]
+        saved_state(f"{type(one).__name__}.state_dict()", one.state_dict())
+    for owner in filter(None, (pl_module, data)):
+        saved_state(f"save_hyperparameters of {type(owner).__name__}", dict(owner.hparams))

@@ -218,7 +218,8 @@ def check_prompts_fit(
         return
     remedies = []
     if min(lengths) <= positions - num_tokens:
-        remedies.append(f"set data.max_prompt_tokens to at most {positions - num_tokens}")
+        limit = positions - num_tokens
+        remedies.append(f"set data.max_prompt_tokens to at most {limit} and data.too_long to drop")
     if longest < positions:
         remedies.append(f"lower model.sampling.max_tokens to at most {positions - longest}")
     remedies.append(f"take a {model} with more positions")

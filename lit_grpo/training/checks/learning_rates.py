@@ -11,6 +11,9 @@ from torch.optim import Optimizer
 
 log = logging.getLogger(__name__)
 
+HOW_TO_SET = (
+    "Set model.optimizer.lr; in a program optimizer=functools.partial(torch.optim.AdamW, lr=...)."
+)
 FAR_BELOW = 0.2
 """Share of the usual learning rate of LoRA below which a run is warned."""
 
@@ -37,15 +40,17 @@ def warn_of_rate(optimizer: Optimizer, module: Any) -> None:
     group = optimizer.param_groups[0]
     rate = float(group.get("initial_lr", group["lr"]))  # before the factor of a schedule
     name = type(wrapped).__name__
-    if "adam" not in name.lower():
+    if rate == 0:
+        log.warning("the learning rate is 0: the policy never changes. %s", HOW_TO_SET)
+    if "adam" not in name.lower() or rate == 0:
         return
     if rate > 1:
         mantissa, exponent = f"{rate:.3e}".split("e")
         meant = f" Did you mean {float(f'{mantissa}e-{int(exponent)}'):g}?" if rate >= 100 else ""
         log.warning(
             "the learning rate is %g: %s moves each weight by about as much in every step, which "
-            "destroys the policy at once.%s Set model.optimizer.lr.",
-            *(rate, name, meant),
+            "destroys the policy at once.%s %s",
+            *(rate, name, meant, HOW_TO_SET),
         )
     elif module.make_optimizer is type(wrapped):
         log.warning(
@@ -57,8 +62,8 @@ def warn_of_rate(optimizer: Optimizer, module: Any) -> None:
     elif module.policy.lora is not None and rate < FAR_BELOW * module.usual_lora_rate:
         log.warning(
             "the learning rate is %g, and policy.lora is set: LoRA usually takes about %g here, "
-            "and with less the policy may hardly change. Set model.optimizer.lr.",
-            *(rate, module.usual_lora_rate),
+            "and with less the policy may hardly change. %s",
+            *(rate, module.usual_lora_rate, HOW_TO_SET),
         )
 
 

@@ -79,7 +79,7 @@ def test_a_warm_up_is_checked_too(here, capsys):
 def test_a_learning_rate_far_too_high_is_named(capsys):
     _, shown = doctor(capsys, "--model.optimizer.lr=1e4")
     assert "the learning rate is 10000" in shown["batch"]
-    assert "Did you mean 0.0001? Set model.optimizer.lr." in shown["batch"]
+    assert "Did you mean 0.0001? Set model.optimizer.lr;" in shown["batch"]
 
 
 @pytest.mark.parametrize(

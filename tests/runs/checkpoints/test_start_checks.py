@@ -4,6 +4,7 @@ from collections import deque
 
 import numpy as np
 import pytest
+import torch
 from lightning.pytorch.callbacks import Callback
 from python_runs import train
 from run_logs import close_logs
@@ -42,14 +43,46 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_before_the_first_step(
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-def test_hyperparameters_that_no_checkpoint_can_hold_are_refused_before_the_first_step(tmp_path):
-    class Mine(SFTModule):
-        def __init__(self, policy):
-            super().__init__(policy, sampling=Sampling(max_tokens=8))
-            self.save_hyperparameters()
+class Mine(SFTModule):
+    def __init__(self, alpha, *, names=(), **settings):
+        super().__init__(sampling=Sampling(max_tokens=8), **settings)
+        self.save_hyperparameters(*names)
 
-    data = AdditionData(1, train_size=8, validation_size=0, prompts_per_step=2)
-    trainer = Trainer(tmp_path, max_steps=1, accelerator="cpu", enable_progress_bar=False)
-    with pytest.raises(UserError, match=r"save_hyperparameters\.policy must be .*policy\.Policy"):
-        trainer.fit(Mine(Policy(architecture=LLAMA)), data)
-    close_logs()
+
+class MyData(AdditionData):
+    def __init__(self, beta):
+        super().__init__(1, train_size=8, validation_size=0, prompts_per_step=2)
+        self.save_hyperparameters()
+
+
+def fit(run_dir, alpha=2.0, beta=0.5, names=()):
+    module = Mine(alpha, names=names, policy=Policy(architecture=LLAMA))
+    trainer = Trainer(run_dir, max_steps=1, accelerator="cpu", enable_progress_bar=False)
+    try:
+        trainer.fit(module, MyData(beta))
+    finally:
+        close_logs()
+    return module
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": deque()}, r"save_hyperparameters of Mine\.alpha must be .*deque.* leave it out"),
+        ({"names": ["policy"]}, r"save_hyperparameters of Mine\.policy must be .*policy\.Policy"),
+        ({"beta": deque()}, r"save_hyperparameters of MyData\.beta must be .*collections\.deque"),
+    ],
+)
+def test_hyperparameters_that_no_checkpoint_can_hold_are_refused_before_the_first_step(
+    settings, message, tmp_path
+):
+    with pytest.raises(UserError, match=message):
+        fit(tmp_path, **settings)
+
+
+def test_the_hyperparameters_of_a_subclass_are_its_own_arguments(tmp_path):
+    module = fit(tmp_path)
+    assert dict(module.hparams) == {"alpha": 2.0, "names": ()}
+    saved = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+    assert saved["hyper_parameters"] == {"alpha": 2.0, "names": ()}
+    assert saved["datamodule_hyper_parameters"] == {"beta": 0.5}

@@ -49,8 +49,8 @@ def test_prompts_that_leave_no_room_for_a_completion_are_refused():
 @pytest.mark.parametrize(
     ("lengths", "remedy"),
     [
-        ((1, 33), "Set data.max_prompt_tokens to at most 32, or lower model.sampling.max_tokens to "
-                  "at most 31, or take a model with more positions."),
+        ((1, 33), "Set data.max_prompt_tokens to at most 32 and data.too_long to drop, or lower "
+                  "model.sampling.max_tokens to at most 31, or take a model with more positions."),
         ((33, 63), "Lower model.sampling.max_tokens to at most 1, or take a model with more positi"
                    "ons."),
         ((64, 90), "Take a model with more positions."),

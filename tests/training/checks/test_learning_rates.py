@@ -11,6 +11,7 @@ from tiny import tiny_policy
 from lit_grpo.policy import LoRA
 from lit_grpo.training import SFTModule
 from lit_grpo.training.checks.learning_rates import (
+    HOW_TO_SET,
     warn_of_learning_rate,
     warn_of_rate,
     warn_of_warm_up,
@@ -49,7 +50,13 @@ def test_a_rate_above_1_is_named_with_the_one_that_was_meant(optimizer, meant, c
     warn_of_learning_rate(SimpleNamespace(max_steps=1, optimizers=[optimizer]), make_module())
     (message,) = caplog.messages
     assert message.startswith("the learning rate is ")
-    assert message.endswith(f"destroys the policy at once.{meant} Set model.optimizer.lr.")
+    assert message.endswith(f"destroys the policy at once.{meant} {HOW_TO_SET}")
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_rate_of_0_is_named(kind, caplog):
+    warn_of_rate(make_optimizer(kind, lr=0.0), make_module(**WITH_LORA))
+    assert caplog.messages == [f"the learning rate is 0: the policy never changes. {HOW_TO_SET}"]
 
 
 @pytest.mark.parametrize(
