@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from functools import wraps
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -33,6 +34,9 @@ _ARGUMENTS = {
     "close": (),
 }
 """Method that a subclass may define -> what it is called with."""
+
+_KEPT = ("weight", "on_error", "timeout_seconds", "num_retries", "only_sources")
+"""Settings of every reward that an ``__init__`` of the user's may take by name."""
 
 T = TypeVar("T")
 
@@ -79,6 +83,8 @@ class Reward:
         super().__init_subclass__()
         if "name" not in cls.__dict__:
             cls.name = _snake_case(cls.__name__)
+        if "__init__" in cls.__dict__:
+            cls.__init__ = _checks_settings_are_kept(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -225,6 +231,29 @@ def check_settings(reward: Reward) -> None:
         raise setting_error(setting_key(reward, "only_sources"), rule, repr(only), why)
     check_range(setting_key(reward, "timeout_seconds"), reward.timeout_seconds, above=0)
     check_range(setting_key(reward, "num_retries"), reward.num_retries, at_least=0)
+
+
+def _checks_settings_are_kept(init: Callable[..., None]) -> Callable[..., None]:
+    """Let a constructor of the user's refuse settings that it takes and does not pass on."""
+    taken = [name for name in _KEPT if name in inspect.signature(init).parameters]
+    if not taken:
+        return init
+
+    @wraps(init)
+    def checked(self: Reward, *args: Any, **keywords: Any) -> None:
+        init(self, *args, **keywords)
+        given = inspect.signature(init).bind(self, *args, **keywords).arguments
+        for name in taken:
+            default, value = getattr(Reward, name), getattr(self, name)
+            if given.get(name, default) != default and value == default:
+                raise UserError(
+                    f"{name} of {type(self).__name__} must be passed on, got {given[name]!r}, "
+                    f"which its __init__ keeps (the reward still has {value!r}). Write "
+                    f"super().__init__({name}={name}, ...), or leave {name} to **settings: "
+                    "def __init__(self, ..., **settings): super().__init__(**settings)."
+                )
+
+    return checked
 
 
 def _refuse_class_attributes(reward: Reward) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from lit_grpo.types.errors import UserError
 from lit_grpo.types.foreign_keys import KEYS
-from lit_grpo.types.spelling import did_you_mean
+from lit_grpo.types.spelling import did_you_mean, other_form
 
 NAMES = {
     **KEYS,
@@ -20,6 +20,8 @@ NAMES = {
     "args": "args",
     "train_dataloaders": "data.train",
     "val_dataloaders": "data.validation",
+    "gpus": "trainer.devices",
+    "resume": "ckpt_path",
 }
 """Names of other libraries in programs; as a key of a config, ``model`` has another meaning."""
 OWNERS = {"model": "GRPOModule", "data": "PromptData", "trainer": "Trainer", "judge": "Judge"}
@@ -90,7 +92,7 @@ def refuse_unknown(
         elif inner and name in inner:
             hint = f" Set {inner[name]} of {owner}."
         else:
-            hint = did_you_mean(name, known, similarity=0.8)
+            hint = did_you_mean(name, known, similarity=0.8) or other_form(name, known)
         hint = hint or " For settings of other trainers see docs/guides/migrate.md."
         raise UserError(f"{name}: {owner} has no such setting.{hint}")
 

@@ -31,3 +31,17 @@ def closest(word: str, known: Iterable[str], *, similarity: float = 0.6) -> str:
         return one[:1] == word[:1], similarity, len(os.path.commonprefix([one, word]))
 
     return max(close, key=fitness, default="")
+
+
+def other_form(word: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean X?`` for a known word that is a shorter or a longer form, or nothing.
+
+    Such as ``coef`` for ``coefficient``, and ``epochs`` for ``num_epochs``.
+    """
+    forms = [one for one in known if _is_longer(one, word) or _is_longer(word, one)]
+    return f" Did you mean {forms[0]}?" if forms else ""
+
+
+def _is_longer(one: str, other: str) -> bool:
+    is_continued = len(other) > 3 and one.startswith(other)
+    return is_continued or one.startswith(f"{other}_") or one.endswith(f"_{other}")

@@ -167,3 +167,43 @@ def test_a_setting_as_an_attribute_of_a_class_is_refused_as_it_has_no_effect():
             super().__init__(weight=0.5)
 
     check_settings(Quarter())
+
+
+class KeepsWeight(Reward):
+    def __init__(self, scale=1.0, weight=1.0):
+        self.scale = scale
+
+    def score(self, prompt, completion):
+        return self.scale
+
+
+class PassesNothingOn(KeepsWeight):
+    def __init__(self, on_error="mask", **settings):
+        Reward.__init__(self, **settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: KeepsWeight(weight=0.1), "weight"),
+        (lambda: KeepsWeight(2.0, 0.1), "weight"),
+        (lambda: PassesNothingOn("raise", weight=0.5), "on_error"),
+    ],
+)
+def test_a_setting_that_an_init_does_not_pass_on_is_refused(make, name):
+    message = rf"^{name} of \w+ must be passed on, got .* super\(\).__init__\({name}={name}, "
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_a_setting_may_be_passed_on_in_any_way():
+    class Halves(Reward):
+        def __init__(self, weight=1.0, **settings):
+            super().__init__(weight=weight / 2, **settings)
+
+    class Sets(KeepsWeight):
+        def __init__(self, weight):
+            self.weight = weight
+
+    assert [Halves(0.1).weight, Sets(0.1).weight, KeepsWeight(2.0).weight] == [0.05, 0.1, 1.0]
+    assert Halves(name="mine", num_retries=5).num_retries == 5

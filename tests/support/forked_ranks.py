@@ -36,6 +36,7 @@ PROGRAMS = [
     "preset_trainings",
     "chunked_trainings",
     "ddp_trainings",
+    "small_optimizer_trainings",
     "forked_program",
     "forked_recipe",
     "forked_torchrun",

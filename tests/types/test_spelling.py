@@ -1,6 +1,6 @@
 import pytest
 
-from lit_grpo.types.spelling import did_you_mean
+from lit_grpo.types.spelling import did_you_mean, other_form
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,16 @@ from lit_grpo.types.spelling import did_you_mean
 )
 def test_a_close_word_is_suggested_rather_with_the_same_first_letter(word, known, expected):
     assert did_you_mean(word, known) == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "expected"),
+    [
+        ("coefficient", ["coef", "estimator"], " Did you mean coef?"),
+        ("num_epochs", ["epochs", "minibatches"], " Did you mean epochs?"),
+        ("every", ["keep_last", "every_n_steps"], " Did you mean every_n_steps?"),
+        ("rewards_of_mine", ["re", "ward"], ""),
+    ],
+)
+def test_a_shorter_or_a_longer_form_is_suggested(word, known, expected):
+    assert other_form(word, known) == expected

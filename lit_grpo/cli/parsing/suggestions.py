@@ -13,7 +13,7 @@ from lit_grpo.cli.parsing.keys import KEYS, SECTIONS
 from lit_grpo.cli.parsing.training_kind import keys_of_grpo
 from lit_grpo.cli.parsing.type_hints import classes, type_of
 from lit_grpo.types import foreign_keys
-from lit_grpo.types.spelling import did_you_mean
+from lit_grpo.types.spelling import did_you_mean, other_form
 
 SLIP = 0.9
 """Similarity of a word with a typo; ``reward`` and ``rewards`` have 0.92."""
@@ -108,4 +108,6 @@ def suggest(key: str, known: Iterable[str]) -> str:
     if is_last and (hint := did_you_mean(part, siblings, similarity=SLIP)):
         return hint
     others = [".".join(path) for path in paths if path[-1] == parts[-1]]
-    return elsewhere(others[0]) if others else did_you_mean(part, siblings)
+    if others:
+        return elsewhere(others[0])
+    return did_you_mean(part, siblings) or other_form(part, siblings)

@@ -87,11 +87,20 @@ def warn_of_casts(policy: Policy, trainer: L.Trainer, *, samples_with_policy: bo
 
 
 def check_updates(optimizer: Optimizer, strategy: type[Strategy], world_size: int) -> None:
-    """Check how an optimizer updates bfloat16 weights; float32 weights suit every one.
+    """Check that an optimizer can update its weights, and how it updates those in bfloat16.
 
     Raises:
-        UserError: it would do it wrongly under the strategy, or with several ranks.
+        UserError: it cannot under the strategy, or would do it wrongly there or with several ranks.
     """
+    kinds = type(optimizer).__mro__
+    is_of_bitsandbytes = any(one.__module__.startswith("bitsandbytes.") for one in kinds)
+    if is_of_bitsandbytes and issubclass(strategy, FSDP2Strategy):
+        raise setting_error(
+            "model.optimizer",
+            "another one with trainer.strategy fsdp2, such as torchao.optim.AdamW8bit",
+            f"{type(optimizer).__name__} of bitsandbytes",
+            "its kernels do not take sharded weights",
+        )
     weights = [one for group in optimizer.param_groups for one in group["params"]]
     if all(one.dtype == torch.float32 for one in weights):
         return

@@ -101,6 +101,14 @@ def test_optimizers_that_would_let_bfloat16_ranks_part_are_refused(
     assert not caplog.messages
 
 
+def test_the_kernels_of_bitsandbytes_take_no_sharded_weights():
+    kind = type("AdamW8bit", (torch.optim.AdamW,), {"__module__": "bitsandbytes.optim.adamw"})
+    optimizer = type("Mine", (kind,), {})([torch.nn.Parameter(torch.zeros(1))])
+    check_updates(optimizer, DDPStrategy, 2)
+    with pytest.raises(UserError, match=r"such as torchao\.optim\.AdamW8bit, got Mine of bitsandb"):
+        check_updates(optimizer, FSDP2Strategy, 2)
+
+
 LORA_IN_FLOAT32 = {"lora": LoRA(rank=4), "dtype": "float32"}
 
 
