@@ -12,6 +12,7 @@ import yaml
 from torch import zeros
 from torch.nn import Parameter
 
+from lit_grpo.__main__ import main
 from lit_grpo.cli.app import import_plugins
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.parsing.invocation import read_invocation
@@ -76,6 +77,20 @@ def test_the_learning_rate_can_be_set_alone(name):
     command = instantiate(name, arguments=("--model.optimizer.lr=0.125",))
     (group,) = command.model.make_optimizer([Parameter(zeros(1))]).param_groups
     assert group["lr"] == 0.125
+
+
+@pytest.mark.parametrize("command", ["fit", "sft"])
+def test_the_learning_rate_of_the_default_optimizer_can_be_set_alone(command, tmp_path, capsys):
+    model = {"policy": {"path": "some/model"}}
+    model |= {"rewards": ["MathReward"]} if command == "fit" else {}
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump({"model": model, "data": "AdditionData"}))
+    config = ["--config", str(tmp_path / "my.yaml"), "--model.optimizer.lr=0.125"]
+    with pytest.raises(SystemExit, match="^0$"):
+        main([command, *config, "--print_config"])
+    printed = yaml.safe_load(capsys.readouterr().out)["model"]["optimizer"]
+    assert printed["class_path"].endswith("AdamW")
+    assert printed["init_args"]["lr"] == 0.125
+    assert printed["init_args"]["weight_decay"] == 0.0
 
 
 @pytest.mark.slow

@@ -278,8 +278,11 @@ def test_ten_lines_of_yaml_train_a_model(workplace):
     files = ["--config=math.yaml", "--config=tiny.yaml", "--data.train=sums.jsonl"]
     assert main(["fit", *files, "--run_dir=runs/math"]) == 0
     assert (workplace / "runs/math/final/model.safetensors").exists()
-    log = (workplace / "runs/math/run.log").read_text()
-    assert not re.search(r"py\.warnings|WARNING lightning", log)
+    assert_no_warning_of_libraries(workplace / "runs/math/run.log")
+
+
+def assert_no_warning_of_libraries(log: Path) -> None:
+    assert not re.search(r"py\.warnings|WARNING lightning", log.read_text())
 
 
 def test_the_example_of_the_metrics_reads_the_rows_of_a_run(tmp_path, monkeypatch, capsys):
@@ -301,6 +304,27 @@ def test_ten_lines_of_python_train_a_model(workplace):
     assert len(pd.read_csv("runs/python/metrics.csv")) == 4
     assert names["module"].rollout_step == 4
     assert (workplace / "runs/python/final/model.safetensors").exists()
+    assert_no_warning_of_libraries(workplace / "runs/python/run.log")
+
+
+def test_the_documented_learning_rates_are_those_of_the_code():
+    rates = {
+        command: (rate_of(kind), kind.usual_lora_rate)
+        for command, kind in {"sft": SFTModule, "fit": GRPOModule}.items()
+    }
+    row = r"\| `lit-grpo (\w+)` \| (\S+) \(default\) \| (\S+) \|"
+    table = re.findall(row, (DOCS / "guides" / "data.md").read_text())
+    assert {name: (float(full), float(lora)) for name, full, lora in table} == rates
+    told = re.findall(
+        r"([\de-]+) for `(\w+)` \(default ([\de-]+)\)", (ROOT / "README.md").read_text()
+    )
+    assert {name: (float(full), float(lora)) for lora, name, full in told} == rates
+
+
+def rate_of(kind: type) -> float:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    (group,) = inspect.signature(kind).parameters["optimizer"].default([weight]).param_groups
+    return group["lr"]
 
 
 def test_the_notebook_resumes_its_own_run_and_can_be_read(workplace, capsys):
@@ -478,7 +502,7 @@ def test_the_tree_has_every_folder_of_the_package_and_is_short():
 
 
 def test_the_readme_is_short():
-    assert len(README.read_text().splitlines()) <= 250
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 250
 
 
 def test_the_readme_activates_the_environment_before_it_uses_the_command():
@@ -486,7 +510,9 @@ def test_the_readme_activates_the_environment_before_it_uses_the_command():
     assert len(commands) >= 2
     for block in commands:
         assert "activate" in block.partition("lit-grpo")[0]
-    assert ".venv/bin/lit-grpo" in README.read_text()  # for those who do not activate it
+    assert (
+        ".venv/bin/lit-grpo" in (ROOT / "README.md").read_text()
+    )  # for those who do not activate it
 
 
 def test_extras_are_installed_from_the_checkout_and_exist():

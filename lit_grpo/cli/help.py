@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from rich.table import Table
 
 from lit_grpo.cli.commands import describe, usage
 from lit_grpo.cli.options import OPTIONS
+from lit_grpo.cli.parsing.invocation import last_value
 from lit_grpo.cli.parsing.keys import main_keys
 from lit_grpo.runs.tables import open_console
 
@@ -21,6 +24,13 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
     from lit_grpo.cli.parsing.invocation import Invocation
+
+
+CLASS_KEYS = (
+    *("trainer.logger", "trainer.callbacks", "model.engine", "model.optimizer", "model.rewards"),
+    "data",
+)
+"""Keys that take a class or a list of them."""
 
 
 def print_help(command: str) -> None:
@@ -37,12 +47,13 @@ def print_help(command: str) -> None:
     open_console().print(table)
     print(
         f"\nA file holds the same keys as YAML. lit-grpo {command} --help=all lists every key, "
-        "with --config\nalso those of the classes in it. --print_config prints the whole config."
+        "also\nthose of the classes that --config and arguments choose. --print_config prints the "
+        "whole config."
     )
 
 
 def print_all_keys(command: str, invocation: Invocation) -> None:
-    """Print every key of a command, and of the classes that its config files name."""
+    """Print every key of a command, and of the classes that configs and arguments choose."""
     from jsonargparse import capture_parser
 
     from lit_grpo.cli.command_line import CommandLine
@@ -66,14 +77,16 @@ def _name_groups_by_key(parser: ArgumentParser) -> None:
 
 
 def _classes_in(invocation: Invocation) -> Iterator[tuple[str, str]]:
-    """Yield the keys that take a class, with each class that a config file names."""
+    """Yield the keys that take a class, with each class that is chosen."""
     seen = set()
-    for config in invocation.configs:
-        for key in ("trainer.callbacks", "model.engine", "model.rewards", "data"):
-            for found in _named(_value(config, key.split("."))):
-                if (key, found) not in seen:
-                    seen.add((key, found))
-                    yield key, found
+    for key in CLASS_KEYS:
+        values = [_value(config, key.split(".")) for config in invocation.configs]
+        given = last_value(key, [], invocation.arguments)
+        values.append(None if given is None else yaml.safe_load(given))
+        for found in chain.from_iterable(map(_named, values)):
+            if (key, found) not in seen:
+                seen.add((key, found))
+                yield key, found
 
 
 def _value(config: Any, path: list[str]) -> Any:

@@ -6,12 +6,13 @@ are left to ``lit_grpo.rewards.scoring``.
 
 from __future__ import annotations
 
+import dis
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from functools import wraps
 from numbers import Real
 from pathlib import Path
+from types import CodeType
 from typing import Any, Literal, TypeVar, get_args
 
 from lit_grpo.types import (
@@ -23,7 +24,7 @@ from lit_grpo.types import (
     check_range,
     setting_error,
 )
-from lit_grpo.types.functions import unfit_signature
+from lit_grpo.types.functions import defined_at, unfit_signature
 from lit_grpo.types.keywords import checks_keywords
 
 _ARGUMENTS = {
@@ -34,9 +35,6 @@ _ARGUMENTS = {
     "close": (),
 }
 """Method that a subclass may define -> what it is called with."""
-
-_KEPT = ("weight", "on_error", "timeout_seconds", "num_retries", "only_sources")
-"""Settings of every reward that an ``__init__`` of the user's may take by name."""
 
 T = TypeVar("T")
 
@@ -83,8 +81,6 @@ class Reward:
         super().__init_subclass__()
         if "name" not in cls.__dict__:
             cls.name = _snake_case(cls.__name__)
-        if "__init__" in cls.__dict__:
-            cls.__init__ = _checks_settings_are_kept(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -203,7 +199,7 @@ def check_settings(reward: Reward) -> None:
     It is not part of ``__init__``, which a subclass may skip.
 
     Raises:
-        UserError: a setting is out of range, or no method is overridden.
+        UserError: a setting is out of range or dropped, or no method is overridden.
     """
     kind = type(reward)
     if not reward.is_grouped and kind.score is Reward.score:
@@ -212,6 +208,7 @@ def check_settings(reward: Reward) -> None:
             "(there is nothing to call). Define score(self, prompt, completion)."
         )
     _check_signatures(reward)
+    _refuse_dropped_settings(kind)
     if not re.fullmatch(r"[\w.-]+", str(reward.name)):
         rule = "one or more letters, digits, '_', '-' and '.'"
         raise setting_error(
@@ -233,27 +230,36 @@ def check_settings(reward: Reward) -> None:
     check_range(setting_key(reward, "num_retries"), reward.num_retries, at_least=0)
 
 
-def _checks_settings_are_kept(init: Callable[..., None]) -> Callable[..., None]:
-    """Let a constructor of the user's refuse settings that it takes and does not pass on."""
-    taken = [name for name in _KEPT if name in inspect.signature(init).parameters]
-    if not taken:
-        return init
+def _refuse_dropped_settings(kind: type[Reward]) -> None:
+    """Refuse a constructor of the user's that takes a setting of all rewards and never uses it.
 
-    @wraps(init)
-    def checked(self: Reward, *args: Any, **keywords: Any) -> None:
-        init(self, *args, **keywords)
-        given = inspect.signature(init).bind(self, *args, **keywords).arguments
-        for name in taken:
-            default, value = getattr(Reward, name), getattr(self, name)
-            if given.get(name, default) != default and value == default:
+    Raises:
+        UserError: the class or one of its bases has one.
+    """
+    for one in kind.__mro__[: kind.__mro__.index(Reward)]:
+        init = vars(one).get("__init__")
+        code = None if init is None else defined_at(init)[1]
+        if code is None:
+            continue
+        used = _loaded_names(code)
+        for name in inspect.signature(Reward).parameters:
+            if name in code.co_varnames[: _num_arguments(code)] and name not in used:
                 raise UserError(
-                    f"{name} of {type(self).__name__} must be passed on, got {given[name]!r}, "
-                    f"which its __init__ keeps (the reward still has {value!r}). Write "
-                    f"super().__init__({name}={name}, ...), or leave {name} to **settings: "
-                    "def __init__(self, ..., **settings): super().__init__(**settings)."
+                    f"{one.__name__}.__init__ must pass {name} on, which it takes and does not use "
+                    f"(setting it would have no effect). Write super().__init__({name}={name}, "
+                    "...), or leave it to **settings: def __init__(self, ..., **settings): "
+                    "super().__init__(**settings)."
                 )
 
-    return checked
+
+def _loaded_names(code: CodeType) -> set[str]:
+    loaded = [one.argval for one in dis.get_instructions(code) if "LOAD" in one.opname]
+    # From Python 3.13 on one instruction may load two variables.
+    return {str(name) for one in loaded for name in (one if isinstance(one, tuple) else (one,))}
+
+
+def _num_arguments(code: CodeType) -> int:
+    return code.co_argcount + code.co_kwonlyargcount
 
 
 def _refuse_class_attributes(reward: Reward) -> None:

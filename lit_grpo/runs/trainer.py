@@ -6,6 +6,7 @@ The command line builds its trainer from the same parts.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -54,8 +55,6 @@ from lit_grpo.types.plain import described
 from lit_grpo.types.settings import check_type
 
 log = logging.getLogger(__name__)
-
-AS_PROMPTS = "Prompts to train and to evaluate on go into one PromptData(train=…, validation=…)."
 
 
 class Trainer(L.Trainer):
@@ -170,9 +169,8 @@ class Trainer(L.Trainer):
                 gone further than the run may, or was trained with other settings or data.
             EngineFailed: the engine cannot start, or gives up before the first step.
         """
-        if more:  # as Lightning's Tuner calls it
-            model.check_trainer(self)  # type: ignore[operator]
-            raise UserError(f"fit takes a module and data, got {len(more)} more. {AS_PROMPTS}")
+        if more:
+            self._refuse_more(model, more)
         refuse_unknown("Trainer.fit", others, ("model", "datamodule", "ckpt_path", "allow_changes"))
         self._code_of_error = None
         try:
@@ -265,6 +263,23 @@ class Trainer(L.Trainer):
             "or sample from the final model: AutoModelForCausalLM.from_pretrained(RUN/final)."
         )
 
+    def _refuse_more(self, model: L.LightningModule, more: Sequence[Any]) -> NoReturn:
+        """Refuse what Lightning's `fit` takes after the data, as its `Tuner` calls it.
+
+        Raises:
+            UserError: always.
+        """
+        _check_module("fit", model)
+        given = self.callbacks  # type: ignore[has-type]
+        try:
+            model.check_trainer(self)  # type: ignore[operator]
+        finally:  # the Tuner has put one there, and leaves it when it fails
+            self.callbacks = [one for one in given if not getattr(one, "_early_exit", False)]
+        raise UserError(
+            f"fit takes a module and data, got {len(more)} more. Pass ckpt_path by its name. "
+            "Prompts to train and to evaluate on go into one PromptData(train=…, validation=…)."
+        )
+
     def _evaluated(
         self,
         call: str,
@@ -295,14 +310,23 @@ def _check_arguments(call: str, model: object, datamodule: object) -> None:
             f"{call} takes the module first and then the data, got {type(model).__name__} and "
             f"then {type(datamodule).__name__}. Write {call}(module, data)."
         )
-    if not isinstance(model, L.LightningModule):
-        raise UserError(
-            f"{call} takes a module, such as lit_grpo.GRPOModule(…), and then data, got "
-            f"{described(model)} as the module. Write {call}(module, data)."
-        )
+    _check_module(call, model)
     if not isinstance(datamodule, L.LightningDataModule):
         raise UserError(
             f"{call} takes a module and then data that keep their position for a resume, such as "
             f"lit_grpo.PromptData(train=…), which takes files and lists of rows; got "
             f"{described(datamodule)} as the data. Write {call}(module, data)."
+        )
+
+
+def _check_module(call: str, model: object) -> None:
+    """Check that a module is one of lit-grpo's.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if not hasattr(model, "check_trainer") or isinstance(model, type):
+        raise UserError(
+            f"{call} takes a module, such as lit_grpo.GRPOModule(…), and then data, got "
+            f"{described(model)} as the module. Write {call}(module, data)."
         )

@@ -175,10 +175,11 @@ class PolicyModule(L.LightningModule):
         Those of the module itself are left out unless they are named: most are objects, which no
         checkpoint can hold.
         """
-        left_out = {ignore} if isinstance(ignore, str) else {*(ignore or ())}
+        left_out = [ignore] if isinstance(ignore, str) else [*(ignore or ())]
+        ours = () if args else self._settings - self.hparams.keys()
         super().save_hyperparameters(
             *args,
-            ignore=[*left_out, *(() if args else self._settings)],
+            ignore=[*left_out, *ours],
             frame=frame or sys._getframe(1),
             logger=logger,
         )
@@ -231,7 +232,8 @@ class PolicyModule(L.LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """Check the trainer before Lightning does, whose advice would be wrong; add no callback."""
-        self.check_trainer(self.trainer)
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            self.check_trainer(self.trainer)
         return []
 
     def check_trainer(self, trainer: L.Trainer) -> None:

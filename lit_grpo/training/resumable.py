@@ -10,6 +10,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 
 from lit_grpo.distributed.optimizer_class import (
     SETTING,
@@ -61,26 +62,33 @@ class ResumableModule(PolicyModule):
     allow_changes = False
     """Whether a resumed run may have other settings or data than the one before."""
 
-    @classmethod
+    @_restricted_classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Build a module and load a checkpoint's weights, as in Lightning.
 
         Args:
             checkpoint_path: Path of a checkpoint.
             *args: As in Lightning.
-            **kwargs: As in Lightning, and all arguments of the constructor.
+            **kwargs: As in Lightning, and the arguments of the constructor that are no
+                hyperparameters of the checkpoint.
 
         Raises:
-            UserError: the constructor's arguments are missing.
+            UserError: arguments of the constructor are missing, or the weights are of another
+                policy.
         """
-        if "policy" not in kwargs:
+        try:  # on_load_checkpoint refuses weights of another policy, also without `strict`
+            return super().load_from_checkpoint(
+                checkpoint_path, *args, **{"strict": False, **kwargs}
+            )
+        except TypeError as error:
+            if "__init__() missing" not in str(error):
+                raise
             raise UserError(
                 f"{cls.__name__}.load_from_checkpoint must get the arguments of the constructor, "
                 "such as policy= (a checkpoint has weights, and not what the module is made of). "
                 "Pass them; or load the trained model from RUN/final, as Policy('RUN/final') or by "
                 "transformers; lit_grpo.export_checkpoint writes that of another step."
-            )
-        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+            ) from error
 
     def settings(self) -> dict[str, Any]:
         """Return what decides what is learned, as plain values by their keys."""

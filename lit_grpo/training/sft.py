@@ -142,8 +142,8 @@ class SFTModule(EvaluatedModule):
             raise UserError(
                 f"a prompt and its target must fit into the model's {positions} positions "
                 f"together, got {len(too_long)} of {len(prompts)} rows that do not: {worst} has "
-                f"{prompt} + {target} tokens. {remedy}, or take a model with more "
-                "positions."
+                f"{prompt} + {target} tokens. {remedy}, or take a "
+                "model with more positions."
             )
 
     def on_train_batch_start(self, batch: Sequence[Prompt], batch_idx: int) -> None:

@@ -87,6 +87,8 @@ def refuse_unknown(
             hint = f" Set {A_MODEL}."
         elif owner == "SFTModule" and _section(NAMES.get(name, name)) in OF_ROLLOUTS:
             hint = " Completions are sampled and scored by GRPOModule; SFTModule imitates answers."
+        elif f"{name}_variable" in known:  # of a secret
+            hint = f" Did you mean {name}_variable?"
         elif name in NAMES:
             hint = f" Set {_in_program(NAMES[name], owner, known)}."
         elif inner and name in inner:

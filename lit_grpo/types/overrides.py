@@ -9,7 +9,10 @@ from lit_grpo.types.errors import UserError
 from lit_grpo.types.functions import defined_at
 
 OURS = "lit_grpo."
-STAGES = ("setup", "teardown", "training_step", "state_dict", "load_state_dict")
+OTHER_HOOKS = (
+    *("setup", "teardown", "state_dict", "load_state_dict"),
+    *("training_step", "validation_step", "test_step"),
+)
 PREFIXES = ("on_", "configure_")
 WITHOUT_CALL = ("configure_callbacks",)
 """Hooks whose own part is only a check."""
@@ -29,7 +32,7 @@ def check_overrides(kind: type, instead: Mapping[str, str]) -> None:
     """
     for name, owner, overridden in _overrides(kind):
         _, code = defined_at(vars(owner)[name])
-        if code is not None and name not in _names_in(code):
+        if code is not None and not _calls_overridden(name, code, kind):
             raise UserError(
                 f"{owner.__name__}.{name} must call super().{name} (it overrides "
                 f"{overridden.__name__}.{name}, which does a part of the run that would be left "
@@ -39,14 +42,28 @@ def check_overrides(kind: type, instead: Mapping[str, str]) -> None:
 
 def _overrides(kind: type) -> Iterator[tuple[str, type, type]]:
     """Yield the hooks of the user's classes that override one of lit-grpo's: name, both classes."""
-    users = [one for one in kind.__mro__ if not one.__module__.startswith(OURS)]
     ours = [one for one in kind.__mro__ if one.__module__.startswith(OURS)]
-    for owner in users[: kind.__mro__.index(ours[0])]:
-        for name, value in vars(owner).items():
+    chosen: set[str] = set()  # for which a class has named lit-grpo's own: no other is called
+    for owner in kind.__mro__[: kind.__mro__.index(ours[0])]:
+        hooks = {name: one for name, one in vars(owner).items() if _is_hook(name) and callable(one)}
+        for name in hooks.keys() - chosen:
             overridden = next((one for one in ours if name in vars(one)), None)
-            is_hook = name in STAGES or name.startswith(PREFIXES)
-            if is_hook and name not in WITHOUT_CALL and callable(value) and overridden:
+            if str(getattr(hooks[name], "__module__", "")).startswith(OURS):
+                chosen.add(name)
+            elif overridden is not None:
                 yield name, owner, overridden
+
+
+def _is_hook(name: str) -> bool:
+    return name not in WITHOUT_CALL and (name in OTHER_HOOKS or name.startswith(PREFIXES))
+
+
+def _calls_overridden(name: str, code: CodeType, kind: type) -> bool:
+    """Return whether a hook names itself, and ``super`` or a class of its object."""
+    names = {*_names_in(code)}
+    return name in names and not names.isdisjoint(
+        {"super", *(one.__name__ for one in kind.__mro__)}
+    )
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

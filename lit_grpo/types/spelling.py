@@ -36,12 +36,15 @@ def closest(word: str, known: Iterable[str], *, similarity: float = 0.6) -> str:
 def other_form(word: str, known: Iterable[str]) -> str:
     """Return `` Did you mean X?`` for a known word that is a shorter or a longer form, or nothing.
 
-    Such as ``coef`` for ``coefficient``, and ``epochs`` for ``num_epochs``.
+    Such as ``coef`` for ``coefficient``, and ``epochs`` for ``num_epochs``; of several the one of
+    the closest length.
     """
     forms = [one for one in known if _is_longer(one, word) or _is_longer(word, one)]
-    return f" Did you mean {forms[0]}?" if forms else ""
+    best = min(forms, key=lambda one: (abs(len(one) - len(word)), one), default="")
+    return f" Did you mean {best}?" if best else ""
 
 
 def _is_longer(one: str, other: str) -> bool:
     is_continued = len(other) > 3 and one.startswith(other)
-    return is_continued or one.startswith(f"{other}_") or one.endswith(f"_{other}")
+    counted = one in {f"{prefix}_{other}" for prefix in ("num", "max", "min")}
+    return is_continued or one.startswith(f"{other}_") or counted

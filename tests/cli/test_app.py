@@ -29,16 +29,19 @@ from lit_grpo.types import StopReason
 class Buggy(GRPOModule):
     def training_step(self, prompts, batch_idx):
         raise ValueError("shapes do not match")
+        return super().training_step(prompts, batch_idx)
 
 class Interrupted(GRPOModule):
     def training_step(self, prompts, batch_idx):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(600)
+        return super().training_step(prompts, batch_idx)
 
 class Slow(GRPOModule):
     def training_step(self, prompts, batch_idx):
         print("training", flush=True)
         time.sleep(600)
+        return super().training_step(prompts, batch_idx)
 
 class Leaves(Callback):
     def on_train_batch_end(self, *args):

@@ -38,6 +38,26 @@ def test_all_keys_are_grouped_by_key_with_those_of_the_chosen_classes(here, caps
         assert key in text
 
 
+@pytest.mark.parametrize("written", ["--{}={}", "--{} {}"])
+@pytest.mark.parametrize(
+    ("key", "chosen", "of_class"),
+    [
+        ("model.engine", "VLLMServerEngine", "--model.engine.urls"),
+        ("model.optimizer", "MasterAdamW", "--model.optimizer.fused"),
+        ("trainer.callbacks", "[EarlyStopping]", "--trainer.callbacks.patience"),
+        ("trainer.logger", "CSVLogger", "--trainer.logger.flush_logs_every_n_steps"),
+        ("model.rewards", "[{class_path: MathReward}]", "--model.rewards.timeout_seconds"),
+    ],
+)
+def test_all_keys_have_those_of_classes_that_arguments_choose(
+    here, capsys, key, chosen, of_class, written
+):
+    (here / "base.yaml").write_text(yaml.safe_dump(BASE))
+    option = written.replace(" ", "\n").format(key, chosen).split("\n")
+    assert main(["fit", "--config=base.yaml", *option, "--help=all"]) == 0
+    assert of_class in capsys.readouterr().out
+
+
 def test_a_narrow_terminal_wraps_words_and_cuts_none(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     assert main(["fit", "--help"]) == 0

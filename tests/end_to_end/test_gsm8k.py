@@ -1,5 +1,7 @@
 """The shipped config on GSM8K's real files, with a small model of random weights."""
 
+import re
+
 import pandas as pd
 import pytest
 import yaml
@@ -59,6 +61,8 @@ def test_the_shipped_config_trains_on_gsm8k(tmp_path, importer):
     arguments = ["--config", "gsm8k", "--config", "small.yaml", "--run_dir", "run"]
     arguments += ["--trainer.limit_val_batches", "1", "--model.evaluation.num_samples", "2"]
     importer.run(["fit", *arguments], tmp_path, seconds=280)
+    log = (tmp_path / "run" / "run.log").read_text()
+    assert not re.search(r"py\.warnings|WARNING lightning", log)
     metrics = pd.read_csv(tmp_path / "run" / "metrics.csv")
     assert metrics["step"].tolist() == [-1, *range(NUM_STEPS)]
     assert metrics["val/accuracy"].notna().sum() >= 2

@@ -172,6 +172,22 @@ def content(request) -> tuple[str, ...]:
     return tuple(section.text for section in request.sections)
 
 
+def test_a_judge_that_answers_again_lets_the_training_go_on_without_a_zero():
+    def down_for_a_while(request):
+        return refuses(503, "overloaded") if len(server.questions) <= 12 else by_length(request)
+
+    with JudgeServer(down_for_a_while) as server:
+        waits = ["--model.outage.give_up_after_seconds=60"]
+        waits += ["--model.outage.first_pause_seconds=0.2"]
+        assert fit(server, *waits, limits={"num_retries": 0}) == 0
+    log = Path("run/run.log").read_text()
+    assert log.index("Retrying now") < log.index("Enough scores have arrived: training goes on")
+    assert len(pd.read_csv("run/metrics.csv")) == 4
+    rows = pd.read_parquet("run/completions")
+    assert ((rows["outcome/judge"] == "unavailable") == rows["reward"].isna()).all()
+    assert (rows["outcome/judge"] == "ok").sum() > len(rows) / 2
+
+
 def test_a_judge_that_stays_down_stops_the_run_with_its_cause():
     with JudgeServer(lambda request: refuses(503, "overloaded")) as server:
         server.script(refuses(503, "overloaded"))

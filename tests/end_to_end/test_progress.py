@@ -135,6 +135,8 @@ def test_a_warm_up_and_a_validation_show_what_they_do(here, importer):
     lines = shown_in_terminal(importer, "sft", *warm, *VALIDATED, cwd=here)
     assert {"update", "validate 1/2"} <= set(phases(lines))
     assert any(re.match(r"loss \d\.\d{4}  acc \d\.\d{3}", one) for one in lines)
+    assert any(re.match(r"Training \S+ \S*\s*0/1 0:00:\d\d", one) for one in lines), lines
+    assert not any("Epoch" in one for one in lines)
     lines = shown_in_terminal(importer, "validate", *BASIS, cwd=here)
     assert any(re.match(r"Validation \S+ 0/1 ", one) for one in lines)
     assert {"validate 0/2", "validate 1/2"} <= set(phases(lines))

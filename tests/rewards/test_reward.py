@@ -3,6 +3,7 @@ from tiny import completion, prompt
 
 from lit_grpo.rewards import LengthReward, Reward
 from lit_grpo.rewards.reward import check_settings
+from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.types import UserError
 
 
@@ -169,7 +170,7 @@ def test_a_setting_as_an_attribute_of_a_class_is_refused_as_it_has_no_effect():
     check_settings(Quarter())
 
 
-class KeepsWeight(Reward):
+class DropsWeight(Reward):
     def __init__(self, scale=1.0, weight=1.0):
         self.scale = scale
 
@@ -177,33 +178,46 @@ class KeepsWeight(Reward):
         return self.scale
 
 
-class PassesNothingOn(KeepsWeight):
-    def __init__(self, on_error="mask", **settings):
+class Inherits(DropsWeight):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+
+
+class DropsOnError(DropsWeight):
+    def __init__(self, *, on_error="mask", **settings):
         Reward.__init__(self, **settings)
 
 
 @pytest.mark.parametrize(
-    ("make", "name"),
+    ("reward", "message"),
     [
-        (lambda: KeepsWeight(weight=0.1), "weight"),
-        (lambda: KeepsWeight(2.0, 0.1), "weight"),
-        (lambda: PassesNothingOn("raise", weight=0.5), "on_error"),
+        (DropsWeight(2.0), r"^DropsWeight\.__init__ must pass weight on, .*\(weight=weight, "),
+        (Inherits(weight=0.1), r"^DropsWeight\.__init__ must pass weight on"),
+        (DropsOnError(), r"^DropsOnError\.__init__ must pass on_error on"),
     ],
 )
-def test_a_setting_that_an_init_does_not_pass_on_is_refused(make, name):
-    message = rf"^{name} of \w+ must be passed on, got .* super\(\).__init__\({name}={name}, "
+def test_a_setting_that_an_init_takes_and_never_uses_is_refused(reward, message):
     with pytest.raises(UserError, match=message):
-        make()
+        RewardSuite([reward])
 
 
-def test_a_setting_may_be_passed_on_in_any_way():
-    class Halves(Reward):
-        def __init__(self, weight=1.0, **settings):
-            super().__init__(weight=weight / 2, **settings)
+class Constant(Reward):
+    def score(self, prompt, completion):
+        return 1.0
 
-    class Sets(KeepsWeight):
-        def __init__(self, weight):
-            self.weight = weight
 
-    assert [Halves(0.1).weight, Sets(0.1).weight, KeepsWeight(2.0).weight] == [0.05, 0.1, 1.0]
-    assert Halves(name="mine", num_retries=5).num_retries == 5
+class Halves(Constant):
+    def __init__(self, weight: float | None = None, **settings):
+        weight = 1.0 if weight is None else weight / 2
+        Reward.__init__(self, weight=weight, **settings)
+
+
+class Sets(Constant):
+    def __init__(self, weight, num_retries=3, timeout_seconds=None):
+        self.weight, self.client = weight, (num_retries, lambda: timeout_seconds)
+
+
+def test_a_setting_may_be_used_in_any_way():
+    rewards = [Halves(2.0, name="a"), Halves(None, name="b"), Sets(0.1)]
+    RewardSuite(rewards)
+    assert [one.weight for one in rewards] == [1.0, 1.0, 0.1]

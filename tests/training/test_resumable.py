@@ -190,3 +190,30 @@ def test_a_checkpoint_is_loaded_as_in_lightning_with_the_arguments_of_the_module
         sampling=Sampling(max_tokens=8),
     )
     torch.testing.assert_close(weights(loaded), weights(trained), rtol=0, atol=0)
+
+
+class Mine(GRPOModule):
+    def __init__(self, path, alpha):
+        super().__init__(
+            Policy(path, lora=LoRA(rank=2)),
+            rewards=[ShareOfLowBytes()],
+            group_size=2,
+            sampling=Sampling(max_tokens=8),
+        )
+        self.save_hyperparameters()
+
+
+def test_a_subclass_is_loaded_by_its_hyperparameters_with_an_adapter_on_the_base_from_its_path(
+    tmp_path,
+):
+    tiny_policy().save_pretrained(tmp_path / "base")
+    trained = Mine(str(tmp_path / "base"), 0.5)
+    fit(trained, callbacks=[Checkpoints(dirpath=str(tmp_path))], max_steps=1)
+    loaded = Mine.load_from_checkpoint(tmp_path / "last.ckpt")
+    torch.testing.assert_close(weights(loaded), weights(trained), rtol=0, atol=0)
+    with pytest.raises(TypeError, match="cannot be called on an instance"):
+        loaded.load_from_checkpoint(tmp_path / "last.ckpt")
+    other = tmp_path / "other"
+    tiny_policy(architecture=LLAMA | {"hidden_size": 16}).save_pretrained(other)
+    with pytest.raises(UserError, match="belongs to a different policy"):
+        Mine.load_from_checkpoint(tmp_path / "last.ckpt", path=str(other))

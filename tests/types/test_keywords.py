@@ -95,6 +95,7 @@ def test_every_name_of_other_libraries_has_a_place_in_a_program():
         (lit_grpo.PromptData, "num_generations", "Set group_size of GRPOModule."),
         (lit_grpo.MathReward, "wieght", "Did you mean weight?"),
         (lit_grpo.judge.Judge, "azure_endpoint", "Set base_url of Judge."),
+        (lit_grpo.rollout.VLLMServerEngine, "api_key", "Did you mean api_key_variable?"),
         (lit_grpo.callbacks.Checkpoints, "every_n_step", "Did you mean every_n_steps?"),
     ],
 )

@@ -37,6 +37,7 @@ def logged(function):
         ("on_train_start", r"overrides GRPOModule\.on_train_start.* this in a callback\.$"),
         ("on_save_checkpoint", r"overrides GRPOModule\.on_save_checkpoint"),
         ("on_validation_epoch_end", "Add the call, or"),
+        ("validation_step", r"overrides EvaluatedModule\.validation_step"),
         ("setup", r"overrides GRPOModule\.setup"),
         ("training_step", r"Add the call; a loss of your own is objective=Objective\(function"),
         ("configure_optimizers", r"or pass optimizer=functools\.partial\(torch.optim\.AdamW"),
@@ -66,13 +67,33 @@ def test_it_is_refused_in_every_class_between():
         Mine(Policy(architecture=LLAMA))
 
 
-def test_hooks_of_data_are_checked_too():
-    class Mine(PromptData):
-        def setup(self, stage):
-            self.rows_of_mine = []
+class Inner:
+    def setup(self, stage):
+        pass
 
-    with pytest.raises(UserError, match=r"^Mine\.setup must call .*make the rows in rows\(split\)"):
-        Mine(train=ROWS)
+
+class SetsUpAnother(PromptData):
+    inner = Inner()
+
+    def setup(self, stage):
+        self.inner.setup(stage)
+
+
+def test_hooks_of_data_are_checked_too_and_a_call_of_another_object_is_none():
+    message = r"^SetsUpAnother\.setup must call .*make the rows in rows\(split\)"
+    with pytest.raises(UserError, match=message):
+        SetsUpAnother(train=ROWS)
+
+
+def test_a_hook_of_the_class_itself_may_be_chosen():
+    class Mixin:
+        def on_train_start(self):
+            pass
+
+    class Mine(Mixin, GRPOModule):
+        on_train_start = GRPOModule.on_train_start
+
+    make(Mine)
 
 
 def test_hooks_that_call_it_run_and_so_do_those_that_the_class_has_not(tmp_path):

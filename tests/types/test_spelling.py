@@ -26,6 +26,8 @@ def test_a_close_word_is_suggested_rather_with_the_same_first_letter(word, known
         ("num_epochs", ["epochs", "minibatches"], " Did you mean epochs?"),
         ("every", ["keep_last", "every_n_steps"], " Did you mean every_n_steps?"),
         ("rewards_of_mine", ["re", "ward"], ""),
+        ("save_strategy", ["strategy"], ""),
+        ("limit", ["limit_val_batches", "limit_train_batches"], " Did you mean limit_val_batches?"),
     ],
 )
 def test_a_shorter_or_a_longer_form_is_suggested(word, known, expected):

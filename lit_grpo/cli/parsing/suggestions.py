@@ -47,6 +47,8 @@ def _first_unknown(parts: Sequence[str], paths: Sequence[Sequence[str]]) -> tupl
 def suggest_key(parser: Any, key: str) -> str:
     """Suggest the key of the same name, or the same meaning, elsewhere; else the closest key."""
     name, known = key.rsplit(".", 1)[-1], keys(parser)
+    if f"{key}_variable" in known:  # of a secret
+        return f" Did you mean {key}_variable?"
     meant = foreign_keys.KEYS.get(name, "")
     if meant.rsplit(".", 1)[-1] in known:  # of a class, such as lr of an optimizer
         return f" Did you mean {meant.rsplit('.', 1)[-1]}?"

@@ -6,6 +6,7 @@ Scores are summed with their weights; normalising is left to the advantages.
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -74,7 +75,7 @@ class RewardSuite:
         self._reasoning: Reasoning | None = None
         self._started: list[Reward] = []
         self._open: WeakSet[Scoring] | None = None  # made when needed: it cannot be copied
-        self._warned: set[tuple[str, Outcome, bool]] = set()
+        self._warned: set[tuple[str, Outcome, bool, tuple[str, ...]]] = set()
 
     @property
     def weights(self) -> dict[str, float]:
@@ -235,8 +236,12 @@ class RewardSuite:
         return self._runners
 
     def _warn(self, call: Call, score: Score) -> None:
-        """Log the first failure of each kind, a bug with its traceback; metrics count all."""
-        kind = (call.reward.name, score.outcome, bool(score.bug))
+        """Log the first failure of each kind; metrics count all.
+
+        A bug is logged with its traceback, and those of other lines of code are of other kinds.
+        """
+        lines = tuple(re.findall(r'File ".*", line \d+', score.bug))
+        kind = (call.reward.name, score.outcome, bool(score.bug), lines)
         if kind not in self._warned:
             self._warned.add(kind)
             _log.warning(

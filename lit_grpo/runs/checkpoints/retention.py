@@ -1,4 +1,4 @@
-"""Which checkpoints a run keeps: the newest, the newest healthy one, and none that it repeats."""
+"""Which checkpoints a run keeps: the newest, the newest healthy one, and none of repeated steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class KeptCheckpoints:
-    """The checkpoints by number of steps in the directory of a run.
+    """The files ``step_*.ckpt`` of a run.
 
     Args:
         directory: Where they are.
@@ -42,7 +42,7 @@ class KeptCheckpoints:
     def resume_from(
         self, resumed: Path, num_steps: int, manifests: Mapping[Path, Manifest | None]
     ) -> None:
-        """Leave behind what is later than the checkpoint that a run resumes from.
+        """Leave behind what is later than the checkpoint that a run resumes from, with a warning.
 
         From here on that checkpoint counts as the last, also before a new one is written.
 

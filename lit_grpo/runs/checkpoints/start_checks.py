@@ -31,7 +31,8 @@ def refuse_unreadable(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         UserError: a resumed run could not read it.
     """
     data = getattr(trainer, "datamodule", None)
-    for one in filter(None, (*trainer.callbacks, data)):  # type: ignore[attr-defined]
+    of_data = [] if data is None else [data]  # which may have a length, and be empty
+    for one in (*trainer.callbacks, *of_data):  # type: ignore[attr-defined]
         saved_state(f"{type(one).__name__}.state_dict()", one.state_dict())
-    for owner in filter(None, (pl_module, data)):
-        saved_state(f"save_hyperparameters of {type(owner).__name__}", dict(owner.hparams))
+    for owner in (pl_module, *of_data):
+        saved_state(f"{type(owner).__name__}.hparams", dict(owner.hparams))

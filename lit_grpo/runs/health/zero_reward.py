@@ -68,7 +68,7 @@ class ZeroRewardBreaker(Callback):
             alert_after,
             at_least=1,
             at_most=stop_after,
-            why="the warning must come before stop_after; it is 5 unless it is set",
+            why="the warning must come before stop_after; alert_after is 5 unless it is set",
         )
         self.alert_after = alert_after
         self.stop_after = stop_after

@@ -31,16 +31,17 @@ def warn_of_learning_rate(trainer: L.Trainer, module: Any) -> None:
 
 @rank_zero_only
 def warn_of_rate(optimizer: Optimizer, module: Any) -> None:
-    """Warn of a learning rate of Adam or a relative that is far from any that is used.
+    """Warn of a learning rate of 0, or of one of Adam or a relative that is far from the usual.
 
-    It is above 1, such as 1e4 for 1e-4, or torch's own, which nobody has set, or with LoRA the
-    usual one of all weights.
+    The latter is above 1, such as 1e4 for 1e-4, or torch's own, which nobody has set, or with LoRA
+    the usual one of all weights.
     """
     wrapped = getattr(optimizer, "optimizer", optimizer)  # by DeepSpeed
     group = optimizer.param_groups[0]
     rate = float(group.get("initial_lr", group["lr"]))  # before the factor of a schedule
     name = type(wrapped).__name__
-    if rate == 0:
+    rates = [one.get("initial_lr", one["lr"]) for one in optimizer.param_groups]
+    if not any(rates):
         log.warning("the learning rate is 0: the policy never changes. %s", HOW_TO_SET)
     if "adam" not in name.lower() or rate == 0:
         return

@@ -90,7 +90,7 @@ def check_updates(optimizer: Optimizer, strategy: type[Strategy], world_size: in
     """Check that an optimizer can update its weights, and how it updates those in bfloat16.
 
     Raises:
-        UserError: it cannot under the strategy, or would do it wrongly there or with several ranks.
+        UserError: it cannot, or would update them wrongly, under the strategy or on several ranks.
     """
     kinds = type(optimizer).__mro__
     is_of_bitsandbytes = any(one.__module__.startswith("bitsandbytes.") for one in kinds)

@@ -31,8 +31,8 @@ def refuse_automatic(trainer: L.Trainer, model: L.LightningModule) -> None:
         for kind, instead in FINDERS.items():
             if isinstance(one, kind):
                 raise UserError(
-                    f"{kind.__name__} is not supported (it makes trial steps, which a run would "
-                    f"count, and sets an attribute that no module here has). {instead}"
+                    f"{kind.__name__} is not supported (its trial steps would count as "
+                    f"steps of the run). {instead}"
                 )
     if not model.automatic_optimization:
         _refuse_for_grpo(trainer)
@@ -41,8 +41,8 @@ def refuse_automatic(trainer: L.Trainer, model: L.LightningModule) -> None:
 def _refuse_for_grpo(trainer: L.Trainer) -> None:
     why = "GRPO takes its optimizer steps itself"
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    if any(type(one) is GradientAccumulationScheduler for one in callbacks):
-        raise UserError(f"GradientAccumulationScheduler has no effect ({why}). {MICRO_BATCHES}")
+    if any(isinstance(one, GradientAccumulationScheduler) for one in callbacks):
+        raise UserError(f"GradientAccumulationScheduler is not supported ({why}). {MICRO_BATCHES}")
     if trainer.accumulate_grad_batches != 1:
         key, value = "trainer.accumulate_grad_batches", trainer.accumulate_grad_batches
         raise UserError(f"{setting_error(key, '1', value, why)} {MICRO_BATCHES}")

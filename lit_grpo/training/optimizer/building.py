@@ -54,7 +54,7 @@ def built_by(make_optimizer: OptimizerCallable, parameters: list[nn.Parameter]) 
         raise setting_error(
             "model.optimizer",
             "a function that makes an optimizer of the parameters that it is given",
-            f"a {type(optimizer).__name__} of others",
+            f"{type(optimizer).__name__} of other parameters",
             "the policy would never change",
         )
     return optimizer

@@ -68,9 +68,9 @@ def fit(run_dir, alpha=2.0, beta=0.5, names=()):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"alpha": deque()}, r"save_hyperparameters of Mine\.alpha must be .*deque.* leave it out"),
-        ({"names": ["policy"]}, r"save_hyperparameters of Mine\.policy must be .*policy\.Policy"),
-        ({"beta": deque()}, r"save_hyperparameters of MyData\.beta must be .*collections\.deque"),
+        ({"alpha": deque()}, r"Mine\.hparams\.alpha must be .*deque.* leave it out"),
+        ({"names": ["policy"]}, r"Mine\.hparams\.policy must be .*policy\.Policy"),
+        ({"beta": deque()}, r"MyData\.hparams\.beta must be .*collections\.deque"),
     ],
 )
 def test_hyperparameters_that_no_checkpoint_can_hold_are_refused_before_the_first_step(
@@ -78,6 +78,20 @@ def test_hyperparameters_that_no_checkpoint_can_hold_are_refused_before_the_firs
 ):
     with pytest.raises(UserError, match=message):
         fit(tmp_path, **settings)
+
+
+def test_hyperparameters_that_were_named_stay():
+    class Named(SFTModule):
+        def __init__(self, seed):
+            super().__init__(Policy(architecture=LLAMA), seed=seed)
+            self.save_hyperparameters("seed")
+
+    class Last(Named):
+        def __init__(self, seed, beta):
+            super().__init__(seed)
+            self.save_hyperparameters()
+
+    assert dict(Last(3, 0.5).hparams) == {"seed": 3, "beta": 0.5}
 
 
 def test_the_hyperparameters_of_a_subclass_are_its_own_arguments(tmp_path):

@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
 )
 from lightning.pytorch.tuner.tuning import Tuner
+from run_logs import close_logs
 from small_runs import PROMPTS, make_module
 from tiny import LLAMA
 
@@ -56,7 +57,7 @@ QUIET = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
         ({"accumulate_grad_batches": 2}, r"Micro-batches: model\.update"),
         (
             {"callbacks": [GradientAccumulationScheduler({0: 2})]},
-            r"^GradientAccumulationScheduler has no effect .* Micro-batches: model\.update",
+            r"^GradientAccumulationScheduler is not .* Micro-batches: model\.update",
         ),
         ({"callbacks": [LearningRateFinder()]}, r"^LearningRateFinder is not .* in the optimizer"),
         ({"callbacks": [BatchSizeFinder()]}, r"^BatchSizeFinder is not .* data\.prompts_per_step"),
@@ -79,5 +80,24 @@ def test_the_tuner_of_lightning_is_refused(kind, tmp_path):
     trainer = Trainer(tmp_path, max_steps=1, accelerator="cpu", enable_progress_bar=False)
     with pytest.raises(UserError, match="^LearningRateFinder is not supported"):
         Tuner(trainer).lr_find(module, datamodule=data)
-    with pytest.raises(UserError, match=r"got 1 more.* PromptData\(train=…, validation=…\)"):
-        Trainer(tmp_path, accelerator="cpu").fit(module, data, data)
+    with pytest.raises(UserError, match="^BatchSizeFinder is not supported"):
+        Tuner(trainer).scale_batch_size(module, datamodule=data)
+    trainer.fit(module, data)  # neither has stayed
+    close_logs()
+    assert trainer.global_step == 1
+
+
+def test_further_arguments_of_fit_are_refused_with_their_names(tmp_path):
+    trainer = Trainer(tmp_path, accelerator="cpu")
+    data = AdditionData(1, train_size=8, validation_size=0)
+    with pytest.raises(UserError, match=r"got 1 more\. Pass ckpt_path by its name.* PromptData\("):
+        trainer.fit(make_module(), data, "last")
+    for other in (L.LightningModule(), SFTModule, data):
+        with pytest.raises(UserError, match="^fit takes a module, such as lit_grpo.GRPOModule"):
+            trainer.fit(other, [], [])
+
+
+def test_a_trainer_that_only_evaluates_may_have_settings_of_training(tmp_path):
+    trainer = Trainer(tmp_path, accelerator="cpu", gradient_clip_val=1.0)
+    data = AdditionData(1, train_size=8, validation_size=2, prompts_per_step=2)
+    trainer.validate(make_module(), data)

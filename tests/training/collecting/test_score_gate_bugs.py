@@ -63,6 +63,18 @@ class Occasional(Reward):
         return {1: 0.5, 2: 1.0, 3: 0.5}[self.calls % 4]
 
 
+class OfTwoKinds(Reward):
+    calls = 0
+
+    def score(self, prompt, completion):
+        self.calls += 1
+        if self.calls % 8 == 1:
+            raise IndexError("the first")
+        if self.calls % 8 == 5:
+            raise AttributeError("the second")
+        return 0.5 * (self.calls % 3)
+
+
 class DownLater(Reward):
     calls = 0
 
@@ -208,6 +220,15 @@ def test_an_occasional_bug_is_an_outcome_with_one_traceback():
     rows = pd.read_parquet("run/completions")
     assert sorted(rows["outcome/occasional"]) == ["error"] * 2 + ["ok"] * 6
     assert rows.loc[rows["outcome/occasional"] == "error", "reward"].isna().all()
+
+
+def test_occasional_bugs_of_two_kinds_have_a_traceback_each():
+    exit_code, log = fit("buggy_rewards.OfTwoKinds")
+    assert exit_code == 0
+    assert log.count("Traceback (most recent call last)") == 2
+    assert log.count("\nIndexError: the first") == log.count("\nAttributeError: the second") == 1
+    rows = pd.read_parquet("run/completions")
+    assert (rows["outcome/of_two_kinds"] == "error").sum() == len(rows) // 4
 
 
 @pytest.mark.slow

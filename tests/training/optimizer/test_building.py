@@ -21,7 +21,10 @@ PARAMETERS = [torch.nn.Parameter(torch.ones(2))]
         (partial(AdamW, lr=-1.0), "(Invalid learning rate: -1.0)."),
         (lambda parameters: None, "got one that returns None (its return is missing?)."),
         (lambda parameters: 5, "got one that returns 5."),
-        (lambda parameters: AdamW([OTHER]), "AdamW of others (the policy would never change)."),
+        (
+            lambda parameters: AdamW([OTHER]),
+            "got AdamW of other parameters (the policy would never change).",
+        ),
     ],
 )
 def test_an_optimizer_that_cannot_be_made_says_why_and_what_to_set(make, message):
