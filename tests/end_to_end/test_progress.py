@@ -170,3 +170,23 @@ def test_a_run_that_waits_for_missing_scores_says_so_in_a_terminal_and_in_a_file
     assert any(one.startswith("waiting for missing scores") for one in lines)
     lines = shown_in_file(importer, *words, "--run_dir=plain", cwd=here)
     assert any(one.startswith("step 0/1  waiting for missing scores") for one in lines)
+
+
+LATE = r"""
+class Late(Reward):
+    num_scored = 0
+
+    def score(self, prompt, completion):
+        self.num_scored += 1
+        if self.num_scored > 4:  # in the second step
+            wait_until(is_shown(r" 1/3 \S+ • 0:"))
+        return float(sum(completion.token_ids))
+"""
+
+
+@pytest.mark.slow
+def test_the_time_that_is_left_is_shown_once_a_step_is_done(here, importer):
+    (here / "slow.py").write_text(SLOW + LATE)
+    words = ("--config=base.yaml", "--trainer.max_steps=3", "--model.rewards=[slow.Late]")
+    lines = shown_in_terminal(importer, "fit", *words, cwd=here)
+    assert any(re.search(r"^Training \S+ 1/3 0:00:\d\d • 0:00:\d\d", one) for one in lines), lines
