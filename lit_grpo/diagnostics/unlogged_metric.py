@@ -27,10 +27,12 @@ def describe_unknown(kind: str, monitor: str, logged: Iterable[str]) -> str:
     names = sorted(logged)
     of_steps = "the metrics of a step, the columns of metrics.csv"
     shown = ", ".join(one for one in names if one.startswith("val/"))
+    mean = f"{monitor}/mean"
+    meant = f" Did you mean {mean}?" if mean in names else did_you_mean(monitor, names)
     return (
         f"{kind} watches {monitor}, which nothing logs. Logged are "
-        f"{f'{shown}, and ' if shown else ''}{of_steps}.{did_you_mean(monitor, names)} Correct its "
-        "monitor in trainer.callbacks"
+        f"{f'{shown}, and ' if shown else ''}{of_steps}.{meant} Correct its monitor in "
+        "trainer.callbacks"
     )
 
 

@@ -62,6 +62,7 @@ from lit_grpo.training.waiting import Waiting
 from lit_grpo.types import UserError, check_range
 from lit_grpo.types.field_types import check_value
 from lit_grpo.types.overrides import check_overrides
+from lit_grpo.types.plain import is_plain
 from lit_grpo.types.settings import check_type
 
 log = logging.getLogger(__name__)
@@ -170,16 +171,17 @@ class PolicyModule(L.LightningModule):
         frame: FrameType | None = None,
         logger: bool = True,
     ) -> None:
-        """Save the arguments of a subclass's own, as in Lightning.
+        """Save the arguments of a subclass, as in Lightning.
 
-        Those of the module itself are left out unless they are named: most are objects, which no
-        checkpoint can hold.
+        Settings of the module itself that are objects, such as ``sampling``, are left out unless
+        they are named: no checkpoint can hold them.
         """
         left_out = [ignore] if isinstance(ignore, str) else [*(ignore or ())]
         ours = () if args else self._settings - self.hparams.keys()
+        objects = [one for one in ours if not is_plain(getattr(self, one, self))]
         super().save_hyperparameters(
             *args,
-            ignore=[*left_out, *ours],
+            ignore=[*left_out, *objects],
             frame=frame or sys._getframe(1),
             logger=logger,
         )

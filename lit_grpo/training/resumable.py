@@ -29,7 +29,12 @@ from lit_grpo.policy.files.model_source import (
     save_sources,
 )
 from lit_grpo.training.base import PolicyModule
-from lit_grpo.training.checks.same_run import CARRIED, plain_settings, refuse_other_policy
+from lit_grpo.training.checks.same_run import (
+    CARRIED,
+    plain_settings,
+    refuse_other_policy,
+    warn_of_other_settings,
+)
 from lit_grpo.training.optimizer.settings import by_key, configured_settings
 from lit_grpo.types import UserError
 from lit_grpo.types.plain import changed_settings
@@ -65,6 +70,8 @@ class ResumableModule(PolicyModule):
     @_restricted_classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Build a module and load a checkpoint's weights, as in Lightning.
+
+        A warning names settings that are not those of the module that wrote the checkpoint.
 
         Args:
             checkpoint_path: Path of a checkpoint.
@@ -186,6 +193,8 @@ class ResumableModule(PolicyModule):
                 refuse_other_start(checkpoint, self.policy.path)
             self._take_trained_weights(checkpoint)
         refuse_other_policy(self, checkpoint["state_dict"], self._reloaded_names())
+        if self._trainer is None:  # by load_from_checkpoint
+            warn_of_other_settings(checkpoint, self.settings())
         if is_fit or self.policy.lora is not None:
             refuse_changed(checkpoint, self._sources(), may_be_others=may_be_others)
         self.strict_loading = not self._reloaded_names()

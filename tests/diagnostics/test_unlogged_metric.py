@@ -20,6 +20,11 @@ def test_an_unknown_monitor_is_named_with_those_of_a_validation_and_the_likelies
     )
 
 
+def test_of_the_metrics_of_a_quantity_its_mean_is_proposed():
+    logged = ["reward/std", "reward/mean", "reward/correct/mean"]
+    assert "Did you mean reward/mean?" in describe_unknown("ModelCheckpoint", "reward", logged)
+
+
 def test_without_a_validation_only_the_metrics_of_steps_are_named():
     assert describe_unknown("Checkpoints", "loss", []) == (
         f"Checkpoints watches loss, which nothing logs. Logged are {OF_STEPS}. Correct its "

@@ -217,3 +217,26 @@ def test_a_subclass_is_loaded_by_its_hyperparameters_with_an_adapter_on_the_base
     tiny_policy(architecture=LLAMA | {"hidden_size": 16}).save_pretrained(other)
     with pytest.raises(UserError, match="belongs to a different policy"):
         Mine.load_from_checkpoint(tmp_path / "last.ckpt", path=str(other))
+
+
+class Usual(GRPOModule):
+    """A subclass as users of Lightning write it."""
+
+    def __init__(self, policy, rewards, bonus=1.0, **kwargs):
+        super().__init__(policy, rewards, **kwargs)
+        self.save_hyperparameters(ignore=["policy", "rewards"])
+
+
+def test_settings_that_a_loaded_module_has_lost_are_named(tmp_path, caplog):
+    parts = {"policy": Policy(architecture=LLAMA), "rewards": [ShareOfLowBytes()]}
+    trained = Usual(**parts, bonus=2.0, group_size=2, sampling=Sampling(max_tokens=8))
+    fit(trained, callbacks=[Checkpoints(dirpath=str(tmp_path))], max_steps=1)
+    for sampling, lost in ((Sampling(max_tokens=9), "8 -> 9"), (Sampling(max_tokens=8), None)):
+        caplog.clear()
+        parts["policy"] = Policy(architecture=LLAMA)
+        loaded = Usual.load_from_checkpoint(tmp_path / "last.ckpt", **parts, sampling=sampling)
+        assert (loaded.group_size, loaded.hparams["bonus"]) == (2, 2.0)
+        named = [one for one in caplog.messages if "other settings than the one that" in one]
+        assert [f"model.sampling.max_tokens: {lost}. To have" in one for one in named] == (
+            [True] if lost else []
+        )

@@ -54,6 +54,21 @@ def plain_settings(owner: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in HARMLESS}
 
 
+def warn_of_other_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Warn of settings of a module that are not those of the one that wrote a checkpoint.
+
+    Args:
+        settings: Those of the module, as plain values by their keys.
+    """
+    now = {f"model.{name}": value for name, value in settings.items() if name != "optimizer"}
+    if changed := changed_settings(checkpoint.get("run_settings", {}), now):
+        rank_zero_only(log.warning)(
+            "the module has other settings than the one that wrote the checkpoint: %s. To have the "
+            "same, pass them to load_from_checkpoint.",
+            "; ".join(changed),
+        )
+
+
 class RunSettings:
     """The settings and the data of a run, and of the checkpoint that it resumes from."""
 

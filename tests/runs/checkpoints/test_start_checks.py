@@ -56,7 +56,8 @@ class MyData(AdditionData):
 
 
 def fit(run_dir, alpha=2.0, beta=0.5, names=()):
-    module = Mine(alpha, names=names, policy=Policy(architecture=LLAMA))
+    policy = Policy(architecture=LLAMA)
+    module = Mine(alpha, names=names, policy=policy, warmup_steps=7)
     trainer = Trainer(run_dir, max_steps=1, accelerator="cpu", enable_progress_bar=False)
     try:
         trainer.fit(module, MyData(beta))
@@ -94,9 +95,9 @@ def test_hyperparameters_that_were_named_stay():
     assert dict(Last(3, 0.5).hparams) == {"seed": 3, "beta": 0.5}
 
 
-def test_the_hyperparameters_of_a_subclass_are_its_own_arguments(tmp_path):
+def test_the_hyperparameters_of_a_subclass_are_its_arguments_but_objects_of_the_module(tmp_path):
     module = fit(tmp_path)
-    assert dict(module.hparams) == {"alpha": 2.0, "names": ()}
+    assert dict(module.hparams) == {"alpha": 2.0, "names": (), "warmup_steps": 7}
     saved = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
-    assert saved["hyper_parameters"] == {"alpha": 2.0, "names": ()}
+    assert saved["hyper_parameters"] == dict(module.hparams)
     assert saved["datamodule_hyper_parameters"] == {"beta": 0.5}
