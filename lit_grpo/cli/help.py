@@ -11,12 +11,10 @@ from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from rich.table import Table
 
 from lit_grpo.cli.commands import describe, usage
 from lit_grpo.cli.options import OPTIONS
-from lit_grpo.cli.parsing.invocation import last_value
 from lit_grpo.cli.parsing.keys import main_keys
 from lit_grpo.runs.tables import open_console
 
@@ -78,6 +76,10 @@ def _name_groups_by_key(parser: ArgumentParser) -> None:
 
 def _classes_in(invocation: Invocation) -> Iterator[tuple[str, str]]:
     """Yield the keys that take a class, with each class that is chosen."""
+    import yaml
+
+    from lit_grpo.cli.parsing.invocation import last_value
+
     seen = set()
     for key in CLASS_KEYS:
         values = [_value(config, key.split(".")) for config in invocation.configs]
