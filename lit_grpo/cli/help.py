@@ -79,22 +79,17 @@ def _classes_in(invocation: Invocation) -> Iterator[tuple[str, str]]:
     import yaml
 
     from lit_grpo.cli.parsing.invocation import last_value
+    from lit_grpo.runs.files.config import argument
 
     seen = set()
     for key in CLASS_KEYS:
-        values = [_value(config, key.split(".")) for config in invocation.configs]
+        values = [argument(config, *key.split(".")) for config in invocation.configs]
         given = last_value(key, [], invocation.arguments)
         values.append(None if given is None else yaml.safe_load(given))
         for found in chain.from_iterable(map(_named, values)):
             if (key, found) not in seen:
                 seen.add((key, found))
                 yield key, found
-
-
-def _value(config: Any, path: list[str]) -> Any:
-    for name in path:
-        config = config.get(name) if isinstance(config, Mapping) else None
-    return config
 
 
 def _named(value: Any) -> Iterator[str]:

@@ -6,13 +6,11 @@ are left to ``lit_grpo.rewards.scoring``.
 
 from __future__ import annotations
 
-import dis
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from numbers import Real
 from pathlib import Path
-from types import CodeType
 from typing import Any, Literal, TypeVar, get_args
 
 from lit_grpo.types import (
@@ -24,7 +22,7 @@ from lit_grpo.types import (
     check_range,
     setting_error,
 )
-from lit_grpo.types.functions import defined_at, unfit_signature
+from lit_grpo.types.functions import unfit_signature, unused_arguments
 from lit_grpo.types.keywords import checks_keywords
 
 _ARGUMENTS = {
@@ -236,30 +234,17 @@ def _refuse_dropped_settings(kind: type[Reward]) -> None:
     Raises:
         UserError: the class or one of its bases has one.
     """
-    for one in kind.__mro__[: kind.__mro__.index(Reward)]:
-        init = vars(one).get("__init__")
-        code = None if init is None else defined_at(init)[1]
-        if code is None:
-            continue
-        used = _loaded_names(code)
-        for name in inspect.signature(Reward).parameters:
-            if name in code.co_varnames[: _num_arguments(code)] and name not in used:
-                raise UserError(
-                    f"{one.__name__}.__init__ must pass {name} on, which it takes and does not use "
-                    f"(setting it would have no effect). Write super().__init__({name}={name}, "
-                    "...), or leave it to **settings: def __init__(self, ..., **settings): "
-                    "super().__init__(**settings)."
-                )
-
-
-def _loaded_names(code: CodeType) -> set[str]:
-    loaded = [one.argval for one in dis.get_instructions(code) if "LOAD" in one.opname]
-    # From Python 3.13 on one instruction may load two variables.
-    return {str(name) for one in loaded for name in (one if isinstance(one, tuple) else (one,))}
-
-
-def _num_arguments(code: CodeType) -> int:
-    return code.co_argcount + code.co_kwonlyargcount
+    settings = inspect.signature(Reward).parameters
+    classes = kind.__mro__[: kind.__mro__.index(Reward)]
+    for one in (one for one in classes if "__init__" in vars(one)):
+        unused = unused_arguments(vars(one)["__init__"])
+        for name in (name for name in settings if name in unused):
+            raise UserError(
+                f"{one.__name__}.__init__ must pass {name} on, which it takes and does not use "
+                f"(setting it would have no effect). Write super().__init__({name}={name}, "
+                "...), or leave it to **settings: def __init__(self, ..., **settings): "
+                "super().__init__(**settings)."
+            )
 
 
 def _refuse_class_attributes(reward: Reward) -> None:

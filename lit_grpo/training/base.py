@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from math import ceil
 from os import PathLike
 from pathlib import Path
-from types import FrameType
 from typing import Any, ClassVar, cast
 
 import lightning as L
@@ -62,7 +60,6 @@ from lit_grpo.training.waiting import Waiting
 from lit_grpo.types import UserError, check_range
 from lit_grpo.types.field_types import check_value
 from lit_grpo.types.overrides import check_overrides
-from lit_grpo.types.plain import is_plain
 from lit_grpo.types.settings import check_type
 
 log = logging.getLogger(__name__)
@@ -163,28 +160,6 @@ class PolicyModule(L.LightningModule):
                 "super().__init__."
             )
         super().__setattr__(name, value)
-
-    def save_hyperparameters(
-        self,
-        *args: Any,
-        ignore: Sequence[str] | str | None = None,
-        frame: FrameType | None = None,
-        logger: bool = True,
-    ) -> None:
-        """Save the arguments of a subclass, as in Lightning.
-
-        Settings of the module itself that are objects, such as ``sampling``, are left out unless
-        they are named: no checkpoint can hold them.
-        """
-        left_out = [ignore] if isinstance(ignore, str) else [*(ignore or ())]
-        ours = () if args else self._settings - self.hparams.keys()
-        objects = [one for one in ours if not is_plain(getattr(self, one, self))]
-        super().save_hyperparameters(
-            *args,
-            ignore=[*left_out, *objects],
-            frame=frame or sys._getframe(1),
-            logger=logger,
-        )
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

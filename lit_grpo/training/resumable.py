@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from lightning.pytorch.callbacks import WeightAveraging
@@ -37,7 +39,7 @@ from lit_grpo.training.checks.same_run import (
 )
 from lit_grpo.training.optimizer.settings import by_key, configured_settings
 from lit_grpo.types import UserError
-from lit_grpo.types.plain import changed_settings
+from lit_grpo.types.plain import changed_settings, is_plain
 from lit_grpo.types.saved_state import ALLOW_CHANGES
 
 log = logging.getLogger(__name__)
@@ -66,6 +68,28 @@ class ResumableModule(PolicyModule):
     """Whether the state of the optimizer in the checkpoint is of no use to the current one."""
     allow_changes = False
     """Whether a resumed run may have other settings or data than the one before."""
+
+    def save_hyperparameters(
+        self,
+        *args: Any,
+        ignore: Sequence[str] | str | None = None,
+        frame: FrameType | None = None,
+        logger: bool = True,
+    ) -> None:
+        """Save the arguments of a subclass, as in Lightning.
+
+        Settings of the module itself that are objects, such as ``sampling``, are left out unless
+        they are named: no checkpoint can hold them.
+        """
+        left_out = [ignore] if isinstance(ignore, str) else [*(ignore or ())]
+        ours = () if args else self._settings - self.hparams.keys()
+        objects = [one for one in ours if not is_plain(getattr(self, one, self))]
+        super().save_hyperparameters(
+            *args,
+            ignore=[*left_out, *objects],
+            frame=frame or sys._getframe(1),
+            logger=logger,
+        )
 
     @_restricted_classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:

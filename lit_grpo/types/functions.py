@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import json
 import os
@@ -111,6 +112,17 @@ def unfit_signature(
     taken = zip(named, called, strict=False)  # a parameter called completions is the completion
     is_swapped = any(name != argument and name in called for name, argument in taken)
     return signature if is_swapped else None
+
+
+def unused_arguments(function: Callable[..., Any]) -> set[str]:
+    """Return the named arguments of a function that its code never reads."""
+    code = defined_at(function)[1]
+    if code is None:
+        return set()
+    loaded = [one.argval for one in dis.get_instructions(code) if "LOAD" in one.opname]
+    # From Python 3.13 on one instruction may load two variables.
+    used = {name for one in loaded for name in (one if isinstance(one, tuple) else (one,))}
+    return {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]} - used
 
 
 def users_line(error: BaseException) -> str:

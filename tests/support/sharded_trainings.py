@@ -205,10 +205,15 @@ def sft(case: str, strategy: str, num_ranks: int) -> dict[str, Any]:
 
 def num_optimizer_values(module: GRPOModule) -> int:
     """Return how many values of the optimizer's state this rank has."""
+    return sum(one.numel() for one in optimizer_values(module))
+
+
+def optimizer_values(module: GRPOModule) -> list[torch.Tensor]:
+    """Return this rank's parts of the tensors in the optimizer's state."""
     (optimizer,) = module.trainer.optimizers
     states = getattr(optimizer, "optimizer", optimizer).state.values()
     found = (one for state in states for one in state.values() if torch.is_tensor(one))
-    return sum(local_part(one).numel() for one in found)
+    return [local_part(one) for one in found]
 
 
 def num_tokens(rollouts: RolloutBatch) -> list[int]:

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from ddp_trainings import fit_ranks
-from sharded_trainings import STRATEGIES
+from sharded_trainings import STRATEGIES, optimizer_values
 from small_runs import PROMPTS, make_module
 
 from lit_grpo.callbacks import Checkpoints
-from lit_grpo.distributed.checkpoints import local_part
 from lit_grpo.distributed.ranks import get_rank
 from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.training import GRPOModule
@@ -73,13 +72,10 @@ def train(name: str, strategy: str, num_ranks: int) -> dict[str, Any]:
 
     whole = run(NUM_STEPS, f"{name}-{strategy}")
     resumed = run(NUM_STEPS, "resumed", f"{name}-{strategy}/step_000002.ckpt")
-    (optimizer,) = whole.trainer.optimizers
-    states = getattr(optimizer, "optimizer", optimizer).state.values()
-    parts = [local_part(one) for state in states for one in state.values() if torch.is_tensor(one)]
     return {
         "weights": {name: one.clone() for name, one in named_weights(whole.policy.model)},
         "resumed": {name: one.clone() for name, one in named_weights(resumed.policy.model)},
-        "states": {f"{type(one).__name__} {one.dtype}" for one in parts},
+        "states": {f"{type(one).__name__} {one.dtype}" for one in optimizer_values(whole)},
     }
 
 

@@ -11,6 +11,7 @@ from lit_grpo.types.functions import (
     carried_settings,
     defined_at,
     unfit_signature,
+    unused_arguments,
     users_traceback,
 )
 
@@ -176,3 +177,12 @@ def test_a_traceback_begins_at_the_users_first_line_if_there_is_one(filenames, s
     text = users_traceback(raised_through(*filenames))
     assert re.findall(r'File "(.+?)", line 2, in call', text) == shown
     assert text.endswith("KeyError: 'gold'")
+
+
+def test_arguments_that_are_never_read_are_found_through_decorators_and_closures():
+    def keeps(first, second, *rest, third=None, fourth=3, **others):
+        first = 1
+        return first, lambda: fourth
+
+    assert unused_arguments(keeps) == unused_arguments(logged(keeps)) == {"second", "third"}
+    assert unused_arguments(len) == set()

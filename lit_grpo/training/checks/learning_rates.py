@@ -37,10 +37,9 @@ def warn_of_rate(optimizer: Optimizer, module: Any) -> None:
     the usual one of all weights.
     """
     wrapped = getattr(optimizer, "optimizer", optimizer)  # by DeepSpeed
-    group = optimizer.param_groups[0]
-    rate = float(group.get("initial_lr", group["lr"]))  # before the factor of a schedule
-    name = type(wrapped).__name__
-    rates = [one.get("initial_lr", one["lr"]) for one in optimizer.param_groups]
+    groups = optimizer.param_groups
+    rates = [float(one.get("initial_lr", one["lr"])) for one in groups]  # before a schedule
+    rate, name = rates[0], type(wrapped).__name__
     if not any(rates):
         log.warning("the learning rate is 0: the policy never changes. %s", HOW_TO_SET)
     if "adam" not in name.lower() or rate == 0:
