@@ -71,6 +71,7 @@ from lit_grpo.runs.trainer_settings import (
 )
 from lit_grpo.training import GRPOModule
 from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types.overrides import check_constructors
 
 
 class CommandLine(LightningCLI):
@@ -173,6 +174,10 @@ class CommandLine(LightningCLI):
             self.config.ckpt_path = find_checkpoint(given, run_dir, is_evaluated=is_evaluated)
         if self.config.ckpt_path is not None:
             self._check_checkpoint(self.config.ckpt_path)
+
+    def instantiate_classes(self) -> None:
+        super().instantiate_classes()
+        check_constructors(type(self.model))
 
     def _check_checkpoint(self, path: str) -> None:
         """Check that this training can resume from, or be evaluated at, a checkpoint."""

@@ -37,7 +37,7 @@ from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import Prompt, UserError, check_range
 from lit_grpo.types.field_types import check_value
 from lit_grpo.types.functions import unfit_signature
-from lit_grpo.types.overrides import check_overrides
+from lit_grpo.types.overrides import check_constructors, check_overrides
 from lit_grpo.types.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -131,12 +131,7 @@ class PromptDataModule(LightningDataModule, ABC):
         return None
 
     def setup(self, stage: str) -> None:
-        if "_loaders" not in vars(self):
-            kind = type(self).__name__
-            raise UserError(
-                f"{kind}.__init__ must call super().__init__(prompts_per_step=...), which it does "
-                "not. Without settings of its own a data module needs no __init__."
-            )
+        check_constructors(type(self))
         for split in _SPLITS.get(stage, ()):
             if loader := self._load(split):
                 self._loaders[split] = loader

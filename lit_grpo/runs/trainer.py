@@ -50,6 +50,7 @@ from lit_grpo.types import StopReason, UserError, setting_error
 from lit_grpo.types.errors import keeping_interrupts
 from lit_grpo.types.field_types import check_init
 from lit_grpo.types.keywords import refuse_unknown
+from lit_grpo.types.overrides import check_constructors
 from lit_grpo.types.paths import at_home, check_run_dir
 from lit_grpo.types.plain import described
 from lit_grpo.types.settings import check_type
@@ -320,13 +321,14 @@ def _check_arguments(call: str, model: object, datamodule: object) -> None:
 
 
 def _check_module(call: str, model: object) -> None:
-    """Check that a module is one of lit-grpo's.
+    """Check that a module is one of lit-grpo's, made in full.
 
     Raises:
-        UserError: it is something else.
+        UserError: it is something else, or a subclass does not call its base class's constructor.
     """
     if not hasattr(model, "check_trainer") or isinstance(model, type):
         raise UserError(
             f"{call} takes a module, such as lit_grpo.GRPOModule(…), and then data, got "
             f"{described(model)} as the module. Write {call}(module, data)."
         )
+    check_constructors(type(model))

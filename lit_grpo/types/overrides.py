@@ -1,8 +1,8 @@
-"""Refuse hooks of the user's that replace a part of the run without calling it."""
+"""Refuse constructors and hooks of the user's that leave out those of the class they extend."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 
 from lit_grpo.types.errors import UserError
@@ -18,6 +18,26 @@ WITHOUT_CALL = ("configure_callbacks",)
 """Hooks whose own part is only a check."""
 
 
+def check_constructors(kind: type, may_omit: type | None = None) -> None:
+    """Check that the constructors of a subclass call that of the class they extend.
+
+    Args:
+        kind: The class of an object of the user's.
+        may_omit: A class whose own constructor needs no call.
+
+    Raises:
+        UserError: one does not, so the object lacks what lit-grpo needs of it.
+    """
+    for _, owner, overridden in _left_out(kind, lambda name: name == "__init__"):
+        if overridden is not may_omit:
+            raise UserError(
+                f"{owner.__name__}.__init__ must call super().__init__, which it does not "
+                f"({overridden.__name__}.__init__ makes what lit-grpo uses). Add super().__init__"
+                "(...) as its first line, with the settings; without settings of its own a "
+                "subclass needs no __init__."
+            )
+
+
 def check_overrides(kind: type, instead: Mapping[str, str]) -> None:
     """Check that the hooks of a subclass call those that they override.
 
@@ -30,22 +50,30 @@ def check_overrides(kind: type, instead: Mapping[str, str]) -> None:
     Raises:
         UserError: one does not, so a part of the run would be left out without a word.
     """
-    for name, owner, overridden in _overrides(kind):
+    for name, owner, overridden in _left_out(kind, _is_hook):
+        raise UserError(
+            f"{owner.__name__}.{name} must call super().{name} (it overrides "
+            f"{overridden.__name__}.{name}, which does a part of the run that would be left "
+            f"out). Add the call{instead.get(name, ', or do this in a callback')}."
+        )
+
+
+def _left_out(kind: type, is_meant: Callable[[str], bool]) -> Iterator[tuple[str, type, type]]:
+    """Yield the overrides without a call of what they override: name and both classes."""
+    for name, owner, overridden in _overrides(kind, is_meant):
         _, code = defined_at(vars(owner)[name])
         if code is not None and not _calls_overridden(name, code, kind):
-            raise UserError(
-                f"{owner.__name__}.{name} must call super().{name} (it overrides "
-                f"{overridden.__name__}.{name}, which does a part of the run that would be left "
-                f"out). Add the call{instead.get(name, ', or do this in a callback')}."
-            )
+            yield name, owner, overridden
 
 
-def _overrides(kind: type) -> Iterator[tuple[str, type, type]]:
-    """Yield the hooks of the user's classes that override one of lit-grpo's: name, both classes."""
+def _overrides(kind: type, is_meant: Callable[[str], bool]) -> Iterator[tuple[str, type, type]]:
+    """Yield methods of the user's classes that override one of lit-grpo's: name, both classes."""
     ours = [one for one in kind.__mro__ if one.__module__.startswith(OURS)]
+    if not ours:
+        return
     chosen: set[str] = set()  # for which a class has named lit-grpo's own: no other is called
     for owner in kind.__mro__[: kind.__mro__.index(ours[0])]:
-        hooks = {name: one for name, one in vars(owner).items() if _is_hook(name) and callable(one)}
+        hooks = {name: one for name, one in vars(owner).items() if is_meant(name) and callable(one)}
         for name in hooks.keys() - chosen:
             overridden = next((one for one in ours if name in vars(one)), None)
             if str(getattr(hooks[name], "__module__", "")).startswith(OURS):

@@ -31,6 +31,10 @@ class Buggy(GRPOModule):
         raise ValueError("shapes do not match")
         return super().training_step(prompts, batch_idx)
 
+class Unmade(GRPOModule):
+    def __init__(self, policy, sampling, rewards, group_size):
+        self.rewards = rewards
+
 class Interrupted(GRPOModule):
     def training_step(self, prompts, batch_idx):
         os.kill(os.getpid(), signal.SIGINT)
@@ -288,6 +292,14 @@ def test_a_bug_shows_its_traceback_on_the_terminal_and_in_the_log(here, capsys):
     for text in (capsys.readouterr().err, (here / "runs/base/0/run.log").read_text()):
         assert "Traceback" in text
         assert "ValueError: shapes do not match" in text
+
+
+def test_a_module_that_leaves_out_its_constructor_is_one_line_and_leaves_no_directory(here, capfd):
+    model = {name: one for name, one in BASE["model"].items() if name != "evaluation"}
+    (here / "one.yaml").write_text(yaml.safe_dump({**BASE, "model": model}))
+    assert main(["fit", "--config=one.yaml", "--model=mine.Unmade"]) == 2
+    assert capfd.readouterr().err.startswith("error: Unmade.__init__ must call super().__init__")
+    assert not (here / "runs").exists()
 
 
 def test_an_error_in_the_data_is_one_line_on_the_terminal_and_a_traceback_in_the_log(here, capsys):

@@ -8,19 +8,26 @@ from run_logs import close_logs
 from small_runs import ShareOfLowBytes
 from tiny import LLAMA
 
-from lit_grpo import GRPOModule, Policy, PromptData, Sampling, SFTModule, Trainer
+from lit_grpo import (
+    GRPOModule,
+    HFEngine,
+    MathReward,
+    Policy,
+    PromptData,
+    Reward,
+    Sampling,
+    SFTModule,
+    Trainer,
+)
+from lit_grpo.callbacks import Alerts
 from lit_grpo.types import UserError
 
 ROWS = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(16)]
 
 
-def make(kind):
-    return kind(
-        Policy(architecture=LLAMA),
-        rewards=[ShareOfLowBytes()],
-        group_size=2,
-        sampling=Sampling(max_tokens=8),
-    )
+def make(kind, **others):
+    settings = {"rewards": [ShareOfLowBytes()], "policy": Policy(architecture=LLAMA)} | others
+    return kind(group_size=2, sampling=Sampling(max_tokens=8), **settings)
 
 
 def logged(function):
@@ -123,3 +130,47 @@ def test_hooks_that_call_it_run_and_so_do_those_that_the_class_has_not(tmp_path)
     trainer.fit(make(Mine), PromptData(train=ROWS, prompts_per_step=4))
     close_logs()
     assert seen == ["start", "epoch", "end"]
+
+
+def without_call(kind):
+    def __init__(self, *arguments, **settings):  # noqa: N807
+        self.arguments = arguments
+
+    return type("Mine", (kind,), {"__init__": __init__})
+
+
+MUST_CALL = r"^Mine\.__init__ must call super\(\)\.__init__, .*\({}\.__init__ makes"
+
+
+@pytest.mark.parametrize("kind", [GRPOModule, SFTModule])
+def test_a_module_whose_constructor_leaves_out_that_of_the_class_is_refused(kind, tmp_path):
+    trainer = Trainer(tmp_path / "run", max_steps=1, accelerator="cpu")
+    with pytest.raises(UserError, match=MUST_CALL.format(kind.__name__)):
+        trainer.fit(without_call(kind)(), PromptData(train=ROWS, prompts_per_step=4))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"), [(HFEngine, "engine"), (Policy, "policy"), (MathReward, "rewards")]
+)
+def test_so_is_any_other_part(kind, key):
+    part = without_call(kind)(Policy(architecture=LLAMA))
+    with pytest.raises(UserError, match=MUST_CALL.format(kind.__name__)):
+        make(GRPOModule, **{key: [part] if key == "rewards" else part})
+
+
+def test_so_is_a_callback(tmp_path):
+    trainer = Trainer(tmp_path, callbacks=without_call(Alerts)(), max_steps=1)
+    with pytest.raises(UserError, match=MUST_CALL.format("Alerts")):
+        trainer.fit(make(GRPOModule), PromptData(train=ROWS, prompts_per_step=4))
+
+
+def test_a_reward_needs_no_call():
+    class Mine(Reward):
+        def __init__(self):
+            self.words = ["yes"]
+
+        def score(self, prompt, completion):
+            return float(completion.text in self.words)
+
+    make(GRPOModule, rewards=[Mine()])
