@@ -19,7 +19,7 @@ from lit_grpo.diagnostics.step_counts import (
     count_step,
     without_value,
 )
-from lit_grpo.types import Outcome, RolloutBatch, Score
+from lit_grpo.types import Outcome, Prompt, RolloutBatch, Score
 
 SHOWN_CHARACTERS = 120
 
@@ -237,16 +237,27 @@ def _never_matched(rollouts: RolloutBatch) -> str:
     given = group.prompt.given_answer
     answer = group.prompt.answer if given is None else given
     gold = "" if answer is None else f", whose answer is {answer!r},"
-    as_number = ""
-    if isinstance(given, int | float):
-        kind = type(given).__name__
-        as_number = f" A reward function gets this answer as {kind}, which never equals a text."
     return (
         f"The rewards ({names}) ran without errors and gave 0: no completion has the format or "
         f"answer that they look for. Prompt {group.prompt.id!r}{gold} was completed with "
-        f"{shorten(group.completions[0].text)!r}.{as_number} Read some rows of completions/; then "
-        "run lit-grpo sft first, or make the reward and the prompt ask for the same format."
+        f"{shorten(group.completions[0].text)!r}.{_as_functions_see(group.prompt)} "
+        "Read some rows of completions/; then run lit-grpo sft first, or make the reward and the "
+        "prompt ask for the same format."
     )
+
+
+def _as_functions_see(prompt: Prompt) -> str:
+    """Return what a plain reward function gets in place of a text, which it may not expect."""
+    notes = ""
+    if isinstance(prompt.given_answer, int | float):
+        kind = type(prompt.given_answer).__name__
+        notes += f" A reward function gets this answer as {kind}, which never equals a text."
+    if prompt.messages is not None:
+        notes += (
+            " A reward function gets each completion as a conversation, whose text is "
+            'completion[0]["content"].'
+        )
+    return notes
 
 
 def how_it_began(shares: Sequence[float], *, is_one_text: bool = False) -> str:
@@ -313,12 +324,11 @@ def nothing_to_compare(counts: StepCounts) -> str | None:
     """Return why no group has rows to compare, or None if at least one has."""
     if is_stale(counts):
         return f"no row is valid: {describe_stale(counts.stale_fraction)}"
-    if not counts.num_valid:
-        failure = most_common_failure(counts)
-        return f"no row is valid: {failure}" if failure else "no row is valid."
-    if not counts.num_counted:
-        return "no group has two valid rows to compare."
-    return None
+    if counts.num_counted:
+        return None
+    what = "no group has two valid rows to compare" if counts.num_valid else "no row is valid"
+    failure = most_common_failure(counts)
+    return f"{what}: {failure}" if failure else f"{what}."
 
 
 def equal_rewards(counts: StepCounts) -> str:

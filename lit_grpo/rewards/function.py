@@ -251,7 +251,7 @@ def _about_completions(prompt: Prompt, error: str) -> str:
         is_meant = error.startswith("string indices must be integers")
         texts = "Each completion is a text here, as the prompt is. With data.chat: true both are"
         return f"{texts} conversations, as in TRL." if is_meant else ""
-    is_meant = bool(re.search(r"'(list|dict)' object has no|(not|got) \W?list", error))
+    is_meant = bool(re.search(r"'(list|dict)' object has no|(not|got|type:) \W?(list|dict)", error))
     turns = "Each completion is a conversation here, as the prompt is: its text is"
     return f'{turns} completion[0]["content"].' if is_meant else ""
 

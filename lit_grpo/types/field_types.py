@@ -11,6 +11,7 @@ from os import PathLike
 from types import NoneType
 from typing import Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
+from lit_grpo.types.foreign_values import counterpart
 from lit_grpo.types.settings import as_object, of_class, options_of, setting_error, shown
 from lit_grpo.types.spelling import closest
 
@@ -82,19 +83,21 @@ def check_value(key: str, value: Any, hint: Any) -> None:
         if isinstance(value, type) and issubclass(value, kinds):
             raise of_class(key, rule, value)
         how = (
-            _as_function(value, options) or _as_choice(value, options) or as_object(value, options)
+            _as_function(value, options)
+            or _as_choice(key, value, options)
+            or as_object(value, options)
         )
         raise setting_error(key, rule, shown(value), how)
 
 
-def _as_choice(value: Any, options: tuple[Any, ...]) -> str:
+def _as_choice(key: str, value: Any, options: tuple[Any, ...]) -> str:
     """Return which choice is meant by a text, or by an object such as ``torch.bfloat16``."""
     allowed = [
         one for option in options if get_origin(option) is Literal for one in get_args(option)
     ]
     choices = [one for one in allowed if isinstance(one, str)]
     if isinstance(value, str):
-        meant = closest(value, choices)
+        meant = (counterpart(key, value) if choices else "") or closest(value, choices)
         return f"did you mean {meant}?" if meant else ""
     name = str(value).rpartition(".")[2]
     return f"write {name!r}" if name in choices else ""

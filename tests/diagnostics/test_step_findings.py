@@ -39,7 +39,11 @@ def test_a_reward_that_returns_none_for_every_completion_is_named():
     [
         ([[0.0, 0.0], [0.0, 0.0]], "There is no signal: every reward is exactly 0."),
         ([[0.5, 0.5], [1.0, 1.0]], "All advantages are 0: inside each group all rewards are equal"),
-        ([[1.0, None], [None, 0.0]], "There is no signal: no group has two valid rows to compare."),
+        (
+            [[1.0, None], [None, 0.0]],
+            "There is no signal: no group has two valid rows to compare: 50% of the scores of "
+            "reward 'math' ended as",
+        ),
         (
             [[DOWN, DOWN], [DOWN, None]],
             "There is no signal: no row is valid: 75% of the scores of reward 'math' ended as "
@@ -70,6 +74,16 @@ def test_a_reward_that_mostly_returns_none_is_named_where_the_others_are_equal()
     assert "only 4 of 12 rows have a reward, and inside each group those are equal." in why
     assert "67% of the scores of reward 'math' ended as abstain" in why
     assert "returned None" in why
+
+
+def test_a_completion_of_a_conversation_is_no_text_for_a_function():
+    batch = rollouts([[0.0, 0.0]])
+    (group,) = batch.groups
+    prompt = replace(group.prompt, messages=({"role": "user", "content": "1+1="},))
+    _, cause = no_signal(replace(batch, groups=(replace(group, prompt=prompt),)))
+    assert "gets each completion as a conversation, whose text is completion[0]" in cause
+    _, cause = no_signal(batch)
+    assert "conversation" not in cause
 
 
 def test_an_answer_that_is_a_number_is_no_text_for_a_function():

@@ -96,6 +96,10 @@ def searches_a_text(completions, **columns):
     return [float(bool(re.search("2", one))) for one in completions]
 
 
+def counts_texts(completions, **columns):
+    return [1 / len({*completions})] * len(completions)
+
+
 def has_another_bug(completions, **columns):
     return [len(columns) + "2" for _ in completions]
 
@@ -106,6 +110,7 @@ def has_another_bug(completions, **columns):
         (reads_a_conversation, prompt("1"), "a text here, as the prompt is. With data.chat: true"),
         (reads_a_text, CHAT, 'a conversation here, as the prompt is: its text is completion[0]["c'),
         (searches_a_text, CHAT, "a conversation here, as the prompt is: its text is completion"),
+        (counts_texts, CHAT, "a conversation here, as the prompt is: its text"),
         (has_another_bug, CHAT, ""),
         (has_another_bug, prompt("1"), ""),
     ],

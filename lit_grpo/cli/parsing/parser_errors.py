@@ -11,9 +11,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from lit_grpo.cli.errors import broken_import, one_line
-from lit_grpo.cli.parsing.foreign_names import suggest_value
 from lit_grpo.cli.parsing.merging import REWARDS
-from lit_grpo.cli.parsing.suggestions import keys, suggest, suggest_key, unknown_section
+from lit_grpo.cli.parsing.suggestions import (
+    keys,
+    suggest,
+    suggest_key,
+    suggest_value,
+    unknown_section,
+)
 from lit_grpo.cli.parsing.type_hints import (
     class_names,
     find_object,

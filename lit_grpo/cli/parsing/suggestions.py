@@ -9,10 +9,12 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, get_origin, get_type_hints
 
+from lit_grpo.cli.commands import BUNDLED
 from lit_grpo.cli.parsing.keys import KEYS, SECTIONS
 from lit_grpo.cli.parsing.training_kind import keys_of_grpo
 from lit_grpo.cli.parsing.type_hints import classes, type_of
 from lit_grpo.types import foreign_keys
+from lit_grpo.types.foreign_values import counterpart
 from lit_grpo.types.spelling import did_you_mean, other_form
 
 SLIP = 0.9
@@ -62,6 +64,19 @@ def suggest_key(parser: Any, key: str) -> str:
         return suggest(key, [*known, *KEYS, *class_keys(parser)])
     of_config = [one for one in (*SECTIONS, *KEYS) if one.rsplit(".", 1)[-1] == name]
     return elsewhere(of_config[0]) if of_config else suggest(key, known)
+
+
+def suggest_value(key: str, value: str) -> str:
+    """Return `` Did you mean X?`` for a value of another library, else nothing.
+
+    A preset is named too, if the value is a method that has one.
+    """
+    if not (ours := counterpart(key, value)):
+        return ""
+    name = value.lower().replace("-", "_")
+    has_preset = (BUNDLED / "presets" / f"{name}.yaml").is_file()
+    preset = f" The whole method: --config presets/{name}." if has_preset else ""
+    return f" Did you mean {ours}?{preset}"
 
 
 def class_keys(parser: Any) -> Iterator[str]:

@@ -6,9 +6,8 @@ import re
 from typing import Any
 
 from lit_grpo.cli.errors import one_line
-from lit_grpo.cli.parsing.foreign_names import suggest_value
 from lit_grpo.cli.parsing.paths import PATHS
-from lit_grpo.cli.parsing.suggestions import keys
+from lit_grpo.cli.parsing.suggestions import keys, suggest_value
 from lit_grpo.cli.parsing.type_hints import (
     admits_null,
     admits_text,

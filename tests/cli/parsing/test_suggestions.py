@@ -8,7 +8,14 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.parsing.suggestions import class_keys, elsewhere, keys, suggest, suggest_key
+from lit_grpo.cli.parsing.suggestions import (
+    class_keys,
+    elsewhere,
+    keys,
+    suggest,
+    suggest_key,
+    suggest_value,
+)
 from lit_grpo.training import SFTModule
 
 KNOWN = [
@@ -104,3 +111,45 @@ def test_sft_says_of_a_key_of_grpo_where_it_belongs(key, here, capsys):
     assert main(["sft", "--config=sft.yaml", f"--model.{key}=4"]) == 2
     error = capsys.readouterr().err
     assert error == f"error: model.{key}: no such key. Only GRPO has it: lit-grpo fit.\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "hint"),
+    [
+        ("model.objective.surrogate", "ppo", " Did you mean clip?"),
+        ("model.objective.kl.estimator", "low_var_kl", " Did you mean k3?"),
+        ("objective.aggregation", "seq-mean-token-sum", " Did you mean sequence_sum?"),
+        ("model.advantage.deviation", "False", " Did you mean none?"),
+        (
+            "model.advantage.baseline",
+            "rloo",
+            " Did you mean leave_one_out? The whole method: --config presets/rloo.",
+        ),
+        ("model.objective.kl", "mse", " Did you mean model.objective.kl.estimator: k2?"),
+        ("model.objective.surrogate", "clp", ""),
+        ("trainer.precision", "ppo", ""),
+    ],
+)
+def test_a_value_of_another_library_has_its_counterpart_and_the_preset_of_its_method(
+    key, value, hint
+):
+    assert suggest_value(key, value) == hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "end"),
+    [
+        (["--model.objective.surrogate=ppo"], "got ppo. Did you mean clip?"),
+        (["--model.objective.aggregation=token-mean"], "got token-mean. Did you mean token?"),
+        (
+            ["--model.advantage=rloo"],
+            "Did you mean model.advantage.baseline: leave_one_out? The"
+            " whole method: --config presets/rloo.",
+        ),
+        (["--model.kl_loss_coef=0.1"], "no such key. Set model.objective.kl.coef."),
+    ],
+)
+def test_a_name_of_another_library_is_told_its_counterpart(arguments, end, here, capsys):
+    (here / "base.yaml").write_text(yaml.safe_dump(cli_base.BASE))
+    assert main(["fit", "--config=base.yaml", *arguments]) == 2
+    assert capsys.readouterr().err.rstrip("\n").endswith(end)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from lit_grpo.cli.commands import BUNDLED
-
 VALUES = {
     "surrogate": {
         **dict.fromkeys(("ppo", "ppo_clip", "vanilla", "grpo", "dapo", "bnpo"), "clip"),
@@ -57,19 +55,15 @@ FIRST_FIELD = {"advantage": "baseline", "objective": "surrogate", "kl": "estimat
 """Section -> the key under it whose value is likely to be given in its place."""
 
 
-def suggest_value(key: str, value: str) -> str:
-    """Return `` Did you mean X?`` for a value that other libraries have, else nothing.
+def counterpart(key: str, value: str) -> str:
+    """Return the value that one of another library has here; empty if it is none.
 
     Args:
         key: A key, or a section whose main key is meant.
-        value: What was given. If it is a method with a preset, the preset is also named.
+        value: What was given.
     """
     last = key.rpartition(".")[2]
     name = value.lower().replace("-", "_")
-    ours = VALUES.get(FIRST_FIELD.get(last, last), {}).get(name)
-    if ours is None:
-        return ""
-    under = f"{key}.{FIRST_FIELD[last]}: " if last in FIRST_FIELD else ""
-    has_preset = (BUNDLED / "presets" / f"{name}.yaml").is_file()
-    preset = f" The whole method: --config presets/{name}." if has_preset else ""
-    return f" Did you mean {under}{ours}?{preset}"
+    ours = VALUES.get(FIRST_FIELD.get(last, last), {}).get(name, "")
+    under = f"{key}.{FIRST_FIELD[last]}: " if ours and last in FIRST_FIELD else ""
+    return f"{under}{ours}"
