@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from lit_grpo.diagnostics.causes.table import CAUSES
+from lit_grpo.diagnostics.failures import most_common_failure
 from lit_grpo.diagnostics.observed_step import ObservedStep, usual_value
 from lit_grpo.diagnostics.step_counts import StepCounts
 from lit_grpo.diagnostics.step_findings import (
@@ -12,7 +13,6 @@ from lit_grpo.diagnostics.step_findings import (
     describe_empty,
     describe_truncated,
     equal_rewards,
-    most_common_failure,
     nothing_to_compare,
 )
 from lit_grpo.diagnostics.waits import why_judges_are_slow

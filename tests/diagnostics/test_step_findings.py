@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from toy_rollouts import failed, rollouts
 
-from lit_grpo.diagnostics.step_findings import never_scored, no_signal, shorten_middle
+from lit_grpo.diagnostics.step_findings import no_signal
 from lit_grpo.types import Outcome
 
 DOWN = failed(Outcome.UNAVAILABLE, "connection refused")
@@ -11,27 +11,6 @@ DOWN = failed(Outcome.UNAVAILABLE, "connection refused")
 
 def test_one_group_that_differs_is_a_signal():
     assert no_signal(rollouts([[0.0, 0.0], [0.0, 1.0]])) == []
-
-
-def with_reward(*outcomes):
-    """Return a step whose reward 'other' ended so in its two groups of two rows."""
-    batch = rollouts([[0.0, 1.0], [0.0, 1.0]])
-    groups = [
-        replace(group, scores=group.scores | {"other": (failed(one),) * 2})
-        for group, one in zip(batch.groups, outcomes, strict=True)
-    ]
-    return replace(batch, groups=groups, parts=batch.parts | {"other": batch.rewards})
-
-
-def test_a_reward_that_returns_none_for_every_completion_is_named():
-    none, others = Outcome.ABSTAIN, Outcome.OTHER_SOURCE
-    found = never_scored(with_reward(none, none))
-    assert [*found] == ["other"]
-    assert found["other"].startswith("Reward 'other' gave none of 4 completions a value, so it do")
-    assert "check whether a return is missing, unless that is intended." in found["other"]
-    assert "of 2 completions" in never_scored(with_reward(none, others))["other"]
-    for outcomes in ((none, Outcome.ERROR), (others, others)):
-        assert never_scored(with_reward(*outcomes)) == {}
 
 
 @pytest.mark.parametrize(
@@ -94,13 +73,3 @@ def test_an_answer_that_is_a_number_is_no_text_for_a_function():
     assert "whose answer is 2," in cause
     assert "A reward function gets this answer as int, which never equals a text." in cause
     assert "as int" not in no_signal(batch)[1]
-
-
-def test_a_long_failure_is_cut_in_the_middle_since_it_begins_with_what_and_ends_with_why():
-    text = "not a chat completion: " + "x" * 500 + " (check base_url)"
-    shown = shorten_middle(f" {text} ")
-    assert shown.startswith("not a chat completion: x")
-    assert shown.endswith("x (check base_url)")
-    assert " … " in shown
-    assert len(shown) < 250
-    assert shorten_middle(" short ") == "short"

@@ -12,11 +12,10 @@ from lit_grpo.cli.rewards.commands import load_policy
 from lit_grpo.cli.rewards.failures import failed_everywhere
 from lit_grpo.cli.rewards.prompts import trial_prompts
 from lit_grpo.cli.rewards.trial import Trial, projected_seconds, run_trial, why_not_trained
+from lit_grpo.diagnostics.failures import find_failure, never_scored
 from lit_grpo.diagnostics.step_findings import (
     LIKELY_FRACTION,
     empty_fraction,
-    find_failure,
-    never_scored,
     no_signal,
     sample_completions,
     truncated_fraction,

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lit_grpo.diagnostics.step_findings import shorten
+from lit_grpo.diagnostics.failures import shorten
 from lit_grpo.rewards.judged.alignment import rank_correlation
 from lit_grpo.runs.tables import End, add_numbers, make_table
 from lit_grpo.types import Outcome

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lit_grpo.diagnostics.step_findings import advice_on, shorten
+from lit_grpo.diagnostics.failures import advice_on, shorten
 from lit_grpo.judge import Judge
 from lit_grpo.judge.connection import base_url, secret_variables
 from lit_grpo.rewards import JudgedReward, Reward, RubricAlignmentReward

@@ -24,12 +24,8 @@ from lit_grpo.cli.rewards.failures import (
     find_unreported,
     report_failures,
 )
-from lit_grpo.diagnostics.step_findings import (
-    find_failure,
-    never_scored,
-    no_signal,
-    truncated_fraction,
-)
+from lit_grpo.diagnostics.failures import find_failure, never_scored
+from lit_grpo.diagnostics.step_findings import no_signal, truncated_fraction
 from lit_grpo.judge.estimate import seconds_of_calls
 from lit_grpo.objective.advantages import group_deviation
 from lit_grpo.rewards import JudgedReward, Reward

@@ -6,8 +6,8 @@ import pytest
 from code_rewards import Longest
 from tiny import completion, prompt
 
+from lit_grpo.diagnostics.failures import find_failure, most_common_failure
 from lit_grpo.diagnostics.step_counts import count_step
-from lit_grpo.diagnostics.step_findings import find_failure, most_common_failure
 from lit_grpo.objective import AdvantageConfig
 from lit_grpo.objective.advantages import compute_advantages
 from lit_grpo.rewards import ProcessReward, Reward
