@@ -31,6 +31,7 @@ from lit_grpo.runs.run_callbacks import (
 )
 from lit_grpo.runs.run_log import logged_run, silence_chatter
 from lit_grpo.runs.shutdown.resume_hint import RESUME_CALL
+from lit_grpo.runs.trainer_calls import check_arguments, check_module
 from lit_grpo.runs.trainer_settings import (
     TRAINER_DEFAULTS,
     check_counts,
@@ -50,9 +51,7 @@ from lit_grpo.types import StopReason, UserError, setting_error
 from lit_grpo.types.errors import keeping_interrupts
 from lit_grpo.types.field_types import check_init
 from lit_grpo.types.keywords import refuse_unknown
-from lit_grpo.types.overrides import check_constructors
 from lit_grpo.types.paths import at_home, check_run_dir
-from lit_grpo.types.plain import described
 from lit_grpo.types.settings import check_type
 
 log = logging.getLogger(__name__)
@@ -187,7 +186,7 @@ class Trainer(L.Trainer):
         ckpt_path: str | Path | None,
         allow_changes: bool,
     ) -> None:
-        _check_arguments("fit", model, datamodule)
+        check_arguments("fit", model, datamodule)
         if self.world_size == 1 and is_repeated(self.run_dir, may_be_done=ckpt_path == "auto"):
             return
         if ckpt_path is None and self.global_rank == 0:
@@ -270,7 +269,7 @@ class Trainer(L.Trainer):
         Raises:
             UserError: always.
         """
-        _check_module("fit", model)
+        check_module("fit", model)
         given = self.callbacks  # type: ignore[has-type]
         try:
             model.check_trainer(self)  # type: ignore[operator]
@@ -290,7 +289,7 @@ class Trainer(L.Trainer):
         """Return the arguments of a call, those of ``fit`` if it has none."""
         model = model or self.lightning_module
         datamodule = datamodule or getattr(self, "datamodule", None)
-        _check_arguments(call, model, datamodule)
+        check_arguments(call, model, datamodule)
         return model, cast(L.LightningDataModule, datamodule)
 
     def _find(self, ckpt_path: str | Path | None, *, is_evaluated: bool = False) -> str | None:
@@ -298,37 +297,3 @@ class Trainer(L.Trainer):
             return None
         check_type("ckpt_path", ckpt_path, (str, Path))
         return find_checkpoint(at_home(ckpt_path), self.run_dir, is_evaluated=is_evaluated)
-
-
-def _check_arguments(call: str, model: object, datamodule: object) -> None:
-    """Check that a call has a module and then data.
-
-    Raises:
-        UserError: it has something else, or the two in the other order.
-    """
-    if isinstance(model, L.LightningDataModule) and isinstance(datamodule, L.LightningModule):
-        raise UserError(
-            f"{call} takes the module first and then the data, got {type(model).__name__} and "
-            f"then {type(datamodule).__name__}. Write {call}(module, data)."
-        )
-    _check_module(call, model)
-    if not isinstance(datamodule, L.LightningDataModule):
-        raise UserError(
-            f"{call} takes a module and then data that keep their position for a resume, such as "
-            f"lit_grpo.PromptData(train=…), which takes files and lists of rows; got "
-            f"{described(datamodule)} as the data. Write {call}(module, data)."
-        )
-
-
-def _check_module(call: str, model: object) -> None:
-    """Check that a module is one of lit-grpo's, made in full.
-
-    Raises:
-        UserError: it is something else, or a subclass does not call its base class's constructor.
-    """
-    if not hasattr(model, "check_trainer") or isinstance(model, type):
-        raise UserError(
-            f"{call} takes a module, such as lit_grpo.GRPOModule(…), and then data, got "
-            f"{described(model)} as the module. Write {call}(module, data)."
-        )
-    check_constructors(type(model))

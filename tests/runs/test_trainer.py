@@ -820,23 +820,6 @@ def test_a_wrong_setting_of_the_trainer_is_named(tmp_path, settings, message):
         Trainer(tmp_path, **settings)
 
 
-@pytest.mark.parametrize("call", ["fit", "validate", "test"])
-def test_data_and_module_in_the_wrong_order_or_of_other_types_are_refused(call, tmp_path):
-    module = make_module(group_size=2)
-    data = AdditionData(1, train_size=8, validation_size=0, prompts_per_step=2)
-    method = getattr(quiet_trainer(tmp_path / "run"), call)
-    swapped = f"{call} takes the module first and then the data, got AdditionData and then GRPO"
-    with pytest.raises(UserError, match=swapped):
-        method(data, module)
-    with pytest.raises(UserError, match="an object of type list as the data. Write"):
-        method(module, [{"prompt": "1+1="}])
-    with pytest.raises(UserError, match="the class GRPOModule as the module"):
-        method(type(module), data)
-    with pytest.raises(UserError, match="got None as the data. Write"):
-        method(module, None)
-    assert not (tmp_path / "run").exists()
-
-
 def test_loaders_are_told_where_data_go(tmp_path):
     trainer = quiet_trainer(tmp_path / "run")
     with pytest.raises(UserError, match=r"^train_dataloaders: .* Set train of PromptData\.$"):

@@ -21,7 +21,7 @@ from lit_grpo.diagnostics.step_findings import (
     truncated_fraction,
 )
 from lit_grpo.objective.advantages import has_signal
-from lit_grpo.runs.tables import duration
+from lit_grpo.runs.report.tables import duration
 from lit_grpo.training import GRPOModule
 from lit_grpo.types import RolloutBatch
 

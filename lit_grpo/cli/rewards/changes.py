@@ -12,7 +12,7 @@ from rich.table import Table
 
 from lit_grpo.diagnostics.failures import shorten
 from lit_grpo.rewards.judged.alignment import rank_correlation
-from lit_grpo.runs.tables import End, add_numbers, make_table
+from lit_grpo.runs.report.tables import End, add_numbers, make_table
 from lit_grpo.types import Outcome
 
 TOLERANCE = 1e-9

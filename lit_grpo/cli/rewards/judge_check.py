@@ -23,7 +23,7 @@ from lit_grpo.judge.connection import base_url, secret_variables
 from lit_grpo.rewards import JudgedReward, Reward, RubricAlignmentReward
 from lit_grpo.rewards.judged.base import question_of
 from lit_grpo.rewards.scoring.suite import RewardSuite
-from lit_grpo.runs.tables import End, add_numbers, make_table, open_console
+from lit_grpo.runs.report.tables import End, add_numbers, make_table, open_console
 from lit_grpo.types import Completion, Measurements, Prompt, Score, UserError
 
 NUM_PAIRS = 4

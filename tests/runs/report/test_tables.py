@@ -4,7 +4,14 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from lit_grpo.runs.tables import WIDTH_OF_FILES, End, duration, one_line, open_console, with_unit
+from lit_grpo.runs.report.tables import (
+    WIDTH_OF_FILES,
+    End,
+    duration,
+    one_line,
+    open_console,
+    with_unit,
+)
 
 
 @pytest.mark.parametrize(
