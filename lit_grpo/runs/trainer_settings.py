@@ -154,13 +154,13 @@ def check_max_time(max_time: object) -> None:
 
 
 def check_counts(settings: Mapping[str, Any]) -> None:
-    """Check the ranges of counts, some of which Lightning accepts or rejects only later.
+    """Check counts and flags, some of which Lightning accepts or rejects only later.
 
     Args:
         settings: Arguments of Lightning's trainer; those that are missing have its defaults.
 
     Raises:
-        UserError: one is out of range.
+        UserError: one is out of range or not supported.
     """
     for name, least in _MINIMA.items():
         why = "-1 sets no limit" if least < 0 else ""
@@ -173,6 +173,9 @@ def check_counts(settings: Mapping[str, Any]) -> None:
         if value is not None and value > 1 and value % 1:
             rule, why = "a whole number, or from 0.0 to 1.0", "a number of batches, or their share"
             raise setting_error(f"trainer.{name}", rule, value, why)
+    if settings.get("barebones"):
+        why = "a run always logs, and keeps checkpoints"
+        raise setting_error("trainer.barebones", "false", True, why)
     devices = settings.get("devices", 1)
     if re.fullmatch(r"-?\d*\.\d*", str(devices)):
         rule = "auto, or the number of devices from 1 on"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import wraps
-from inspect import signature
-from typing import Any, TypeVar, get_type_hints
+from inspect import Parameter, signature
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from lit_grpo.types.errors import UserError
 from lit_grpo.types.foreign_keys import KEYS
+from lit_grpo.types.settings import list_some
 from lit_grpo.types.spelling import did_you_mean, other_form
 
 NAMES = {
@@ -52,18 +53,33 @@ Class = TypeVar("Class", bound=type)
 
 
 def checks_keywords(of: Class) -> Class:
-    """Let the constructor of a class refuse unknown keywords in words; its signature stays."""
+    """Let the constructor of a class refuse unknown and missing names of arguments in words.
+
+    Its signature stays.
+    """
     init = of.__init__  # type: ignore[misc]
-    known = [name for name in signature(init).parameters if name != "self"]
+    parameters = [one for name, one in signature(init).parameters.items() if name != "self"]
+    known = [one.name for one in parameters]
+    num_placed = sum(one.kind is Parameter.POSITIONAL_OR_KEYWORD for one in parameters)
+    by_name = [one.name for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
 
     @wraps(init)
     def checked(self: object, *args: object, **keywords: object) -> None:
+        if len(args) > num_placed and by_name:
+            _refuse_nameless(type(self).__name__, args[num_placed], by_name)
         if not keywords.keys() <= {*known}:
             refuse_unknown(type(self).__name__, keywords, known, inner=_inner_names(init))
         init(self, *args, **keywords)
 
     of.__init__ = checked  # type: ignore[misc]
     return of
+
+
+def _refuse_nameless(owner: str, value: object, names: Sequence[str]) -> NoReturn:
+    raise UserError(
+        f"{owner} takes {list_some(names, 8)} by name, got {value!r} without one (which of them it "
+        f"is for would be a guess). Write {owner}({names[0]}=...)."
+    )
 
 
 def refuse_unknown(

@@ -136,7 +136,7 @@ ARGUMENTS = {
         "model.objective.kl.refresh_every: expected int or null, got 1.5."
     ),
     "--model.objective='{kl: {coef: null}}'": (
-        "model.objective.kl.coef: expected float, got null. Remove it for the default."
+        "kl.coef: expected float, got null. Remove it for the default, or write it: 0.0."
     ),
     "--model.sampling=no_file.yaml": (
         "model.sampling: expected keys under it (temperature, top_p, top_k, max_tokens, …), got "
@@ -413,7 +413,7 @@ FILES = {
         "case.yaml: model.rewards.0.init_args must have keys under it, got nothing."
     ),
     "{model: {group_size: }}": (
-        "model.group_size: expected int, got null. Remove it for the default."
+        "model.group_size: expected int, got null. Remove it for the default, or write it: 8."
     ),
     "{model: {optimizer: }}": "got null. Remove it for the default.",
     "{model: {policy: }}": "model.policy: required, but not set.",
@@ -428,7 +428,7 @@ FILES = {
         "model.objective.kl: expected keys under it (estimator, coef, place, gradient, …), got [1]."
     ),
     "{model: {rewards: [{class_path: MathReward, init_args: {weight: }}]}}": (
-        "model.rewards: MathReward.weight: expected float, got null. Remove it for the default."
+        "MathReward.weight: expected float, got null. Remove it for the default, or write it: 1.0."
     ),
     "- a list": "case.yaml: a config must be a mapping of keys to values, got the list ['a list'].",
     "a:\n\tb: 1": "(not valid YAML). Indent with spaces: YAML takes no tabs.",

@@ -97,6 +97,7 @@ def test_counts_and_shares_that_lightning_understands_are_taken(settings):
         ({"log_every_n_steps": -2}, "log_every_n_steps must be >= 0, got -2"),
         ({"limit_train_batches": 1.5}, "must be a whole number, or from 0.0 to 1.0, got 1.5"),
         ({"limit_val_batches": "1"}, "limit_val_batches must be a number, got '1'"),
+        ({"barebones": True}, "barebones must be false, got True .a run always logs"),
         ({"devices": "1.5"}, "devices must be auto, or the number of devices from 1 on, got 1.5"),
     ],
 )

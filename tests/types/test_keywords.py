@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import is_dataclass
+from functools import partial
 from inspect import signature
 
 import pytest
@@ -132,6 +133,21 @@ def test_every_class_for_programs_refuses_an_unknown_keyword_in_words(name):
 def test_every_dataclass_of_settings_refuses_one_too(made):
     with pytest.raises(UserError, match=f"^no_such_setting: {made.__name__} has no such setting"):
         made(no_such_setting=1)
+
+
+@pytest.mark.parametrize(
+    ("made", "names"),
+    [
+        (
+            partial(lit_grpo.Sampling, 0.7),
+            "Sampling takes temperature, .* got 0.7 without one",
+        ),
+        (partial(lit_grpo.LoRA, 8, 16), "LoRA takes rank, .* by name, got 8 without one"),
+    ],
+)
+def test_a_value_without_its_name_is_refused_in_words(made, names):
+    with pytest.raises(UserError, match=f"^{names}"):
+        made()
 
 
 def test_a_checked_constructor_keeps_its_signature():

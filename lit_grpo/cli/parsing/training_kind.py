@@ -32,7 +32,7 @@ def choose_model(command: str, invocation: Invocation) -> type[LightningModule]:
     if command == "sft" and invocation.has_rewards:
         raise UserError(
             "sft needs the config of an SFT run, and this one has model.rewards, which only GRPO "
-            "has. Use lit-grpo fit, or give a config without rewards."
+            "has. Use lit-grpo fit, or give a config without rewards (null does not remove them)."
         )
     may_be_sft = command in ("validate", "test")
     may_be_sft |= command in (CHECKING, PLANNING) and not _has_grpo_keys(invocation)

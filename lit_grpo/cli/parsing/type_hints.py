@@ -21,9 +21,9 @@ def type_of(parser: Any, key: str) -> Any:
     return getattr(action, "_typehint", None) or getattr(action, "type", None)
 
 
-def has_default(parser: Any, key: str) -> bool:
-    """Return whether a key has a default other than null."""
-    return getattr(_action(parser, key), "default", None) is not None
+def default_of(parser: Any, key: str) -> Any:
+    """Return the default of a key; None if it has none."""
+    return getattr(_action(parser, key), "default", None)
 
 
 def _action(parser: Any, key: str) -> Any:

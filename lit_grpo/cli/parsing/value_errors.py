@@ -12,8 +12,8 @@ from lit_grpo.cli.parsing.type_hints import (
     admits_null,
     admits_text,
     class_names,
+    default_of,
     find_object,
-    has_default,
     literals,
     type_name,
     type_of,
@@ -77,10 +77,8 @@ def explain_wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
     expected, value = type_of(parser, key), one_line(match["value"])
     if is_null_in_words(value, expected):  # a text, since null itself is not an error
         return f"{key}: expected {type_name(expected)}, got the string {value}. Write null."
-    if value == "None" and not has_default(parser, key):
-        return not_set(key)
     if value == "None":
-        return f"{key}: expected {type_name(expected)}, got null. Remove it for the default."
+        return _explain_null(key, expected, default_of(parser, key))
     shown = (value if len(value) <= 60 else f"{value[:57]}...") or "''"
     if under := re.match(r"NestedArg\(key='([^']+)'", value):
         shown = f"the key {under[1]} under it"
@@ -89,6 +87,15 @@ def explain_wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
     if key == "model.policy" and re.fullmatch(r"[\w./-]+", value):
         return f"{key}: expected keys under it, got {shown}. Set model.policy.path to it."
     return f"{key}: expected {type_name(expected)}, got {shown}.{_hint(key, expected, value)}"
+
+
+def _explain_null(key: str, expected: Any, default: Any) -> str:
+    if default is None:
+        return not_set(key)
+    fix = "Remove it for the default"
+    if isinstance(default, bool | int | float | str):  # an earlier file may have another value
+        fix += f", or write it: {str(default).lower() if isinstance(default, bool) else default}"
+    return f"{key}: expected {type_name(expected)}, got null. {fix}."
 
 
 def _hint(key: str, expected: Any, value: str) -> str:

@@ -156,8 +156,10 @@ def _no_gold_column(rows: list[Row], mapping: Mapping[str, str]) -> UserError:
         shown = "the first"
     missing: list[Role] = ["answer"]
     nor = ""
-    if column_name(first, "prompt", mapping) is None:
-        missing, nor = ["prompt", "answer"], ", nor as the prompt"
+    prompt = column_name(first, "prompt", mapping)
+    if find(first, prompt) is MISSING:
+        nor = f", nor {prompt!r}, which is to be the prompt" if prompt else ", nor as the prompt"
+        missing = ["prompt", "answer"]
     return UserError(
         f"{who} that is recognised as the gold answer (rewards compare completions with it, and "
         f"sft imitates it){nor}; {shown} has {list_columns(first)}. Set data.columns: "

@@ -41,7 +41,10 @@ REWARD = f"--reward={__name__}.Coloured"
     [
         (["--model.widht=3"], "model.widht: no such key. Did you mean width?"),
         ([REWARD, "--reward.color=b"], "reward: Coloured.color: no such key. Did you mean colour?"),
-        (["--model.width=null"], "model.width: expected int, got null. Remove it for the default."),
+        (
+            ["--model.width=null"],
+            "model.width: expected int, got null. Remove it for the default, or write it: 1.",
+        ),
         (["--model=3"], "model: expected keys under it (width, name), got 3."),
         (
             ["--model.name=None"],

@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_grpo.cli.parsing.type_hints import (
     admits_null,
     class_names,
-    has_default,
+    default_of,
     literals,
     takes_function,
     type_name,
@@ -90,7 +90,7 @@ def test_the_hint_and_the_default_of_a_key_are_those_of_its_option():
     assert type_of(parser, "size") is int
     assert type_of(parser, "engine") == Engine | None
     assert type_of(parser, "nothing") is None
-    assert (has_default(parser, "size"), has_default(parser, "engine")) == (True, False)
+    assert (default_of(parser, "size"), default_of(parser, "engine")) == (3, None)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,12 @@ def test_columns_are_named_and_no_rows_listed_where_no_row_has_a_column_for_the_
     assert ", row " not in said
 
 
+def test_a_mapped_prompt_column_that_the_rows_lack_is_named_with_the_answer():
+    with pytest.raises(ValueError, match=r", nor 'frage', which is to be the prompt; it has") as e:
+        gold(row(Frage="p", Antwort="4"), prompt="frage")
+    assert "Set data.columns: {prompt: NAME, answer: NAME}" in str(e.value)
+
+
 def test_a_mapped_answer_column_that_no_row_has_is_refused_even_if_no_answer_is_required():
     with pytest.raises(ValueError, match=r"row 1 has no column 'anser' \(did you mean 'answer'\?"):
         gold(row(prompt="p", answer="1"), required=False, answer="anser")
