@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 from lit_grpo import __version__
 from lit_grpo.cli.commands import (
@@ -122,18 +124,39 @@ def dispatch(command: str, arguments: list[str]) -> int:
 def importing() -> Iterator[None]:
     """Disable garbage collection during imports, which saves a fifth of the time.
 
-    What was imported is never collected. Do nothing if the process has imported it already: then
-    other objects would never be collected either.
+    What was imported is never collected. Ctrl-C ends the process at once: a package may swallow an
+    exception within its import. Do nothing if the process has imported it already: then other
+    objects would never be collected either.
     """
     if "lit_grpo.cli.app" in sys.modules:
         yield
         return
     gc.disable()
     try:
-        yield
+        with leaving_at_once():
+            yield
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """End the process at Ctrl-C without an exception, unless the caller handles the signal."""
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        os._exit(print_error("interrupted.", ExitCode.INTERRUPTED))
+
+    handler = signal.getsignal(signal.SIGINT)
+    is_default = handler is signal.default_int_handler
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def help_text() -> str:

@@ -145,3 +145,25 @@ def test_a_thread_that_hangs_does_not_keep_the_process_or_change_its_exit_code()
     )
     child = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, timeout=200)
     assert child.returncode == ExitCode.WRONG_INPUT
+
+
+SWALLOWS = """
+import os, signal
+from lit_grpo.__main__ import leaving_at_once
+
+def interrupted():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        print("swallowed", flush=True)
+
+interrupted()
+with leaving_at_once():
+    interrupted()
+"""
+
+
+def test_ctrl_c_while_a_package_is_imported_cannot_be_swallowed():
+    done = subprocess.run([sys.executable, "-c", SWALLOWS], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "swallowed\n")
+    assert done.stderr == "error: interrupted.\n"

@@ -38,8 +38,8 @@ from lit_grpo.diagnostics.memory import describe_out_of_memory, is_out_of_memory
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.runs.files.log import log_to_terminal
 from lit_grpo.runs.launcher import ends_with_rank_0
-from lit_grpo.runs.report.tables import add_numbers, make_table, open_console
 from lit_grpo.runs.run_log import logged_run, silence_chatter
+from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import (
     ExitCode,
     exit_code_of_error,

@@ -26,7 +26,7 @@ from lit_grpo.runs.checkpoints.files import (
 from lit_grpo.runs.files.config import similar_run
 from lit_grpo.runs.files.lock import is_locked
 from lit_grpo.runs.files.space import format_size
-from lit_grpo.runs.report.tables import add_numbers, make_table, open_console
+from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.types import UserError
 from lit_grpo.types.atomic import EARLIER

@@ -67,11 +67,12 @@ from lit_grpo.runs.trainer_settings import (
     check_intervals,
     check_max_time,
     check_root,
+    refuse_barebones,
     refuse_float16,
 )
 from lit_grpo.training import GRPOModule
 from lit_grpo.types import UserError, check_range, setting_error
-from lit_grpo.types.overrides import check_constructors
+from lit_grpo.types.overrides import check_made
 
 
 class CommandLine(LightningCLI):
@@ -177,7 +178,8 @@ class CommandLine(LightningCLI):
 
     def instantiate_classes(self) -> None:
         super().instantiate_classes()
-        check_constructors(type(self.model))
+        for part in (self.model, self.datamodule):
+            check_made(part)
 
     def _check_checkpoint(self, path: str) -> None:
         """Check that this training can resume from, or be evaluated at, a checkpoint."""
@@ -225,11 +227,14 @@ class CommandLine(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the loggers and callbacks of a training run; other commands get none."""
         given, run_dir = self.config_init.trainer, self.config.run_dir
+        for callback in given.callbacks or ():
+            check_made(callback)
         supported_strategy(given.strategy)
         refuse_float16(given.precision)
         check_max_time(given.max_time)
         check_root(given.default_root_dir, run_dir)
         check_counts(vars(given))
+        refuse_barebones(given.barebones)
         check_intervals(given.val_check_interval, given.check_val_every_n_epoch)
         kwargs["default_root_dir"] = os.path.abspath(run_dir)  # noqa: PTH100
         if self.command in (*REWARD_COMMANDS, *WITHOUT_CONFIG):

@@ -16,7 +16,7 @@ from rich.table import Table
 from lit_grpo.cli.commands import describe, usage
 from lit_grpo.cli.options import OPTIONS
 from lit_grpo.cli.parsing.keys import main_keys
-from lit_grpo.runs.report.tables import open_console
+from lit_grpo.runs.tables import open_console
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser

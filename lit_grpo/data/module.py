@@ -37,7 +37,7 @@ from lit_grpo.data.rows.sources import Row
 from lit_grpo.types import Prompt, UserError, check_range
 from lit_grpo.types.field_types import check_value
 from lit_grpo.types.functions import unfit_signature
-from lit_grpo.types.overrides import check_constructors, check_overrides
+from lit_grpo.types.overrides import check_made, check_overrides
 from lit_grpo.types.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class PromptDataModule(LightningDataModule, ABC):
         return None
 
     def setup(self, stage: str) -> None:
-        check_constructors(type(self))
+        check_made(self)
         for split in _SPLITS.get(stage, ()):
             if loader := self._load(split):
                 self._loaders[split] = loader

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from lit_grpo.diagnostics.absent_scores import most_common_failure
 from lit_grpo.diagnostics.causes.table import CAUSES
-from lit_grpo.diagnostics.failures import most_common_failure
 from lit_grpo.diagnostics.observed_step import ObservedStep, usual_value
 from lit_grpo.diagnostics.step_counts import StepCounts
 from lit_grpo.diagnostics.step_findings import (

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from lit_grpo.diagnostics.absent_scores import most_common_failure
 from lit_grpo.diagnostics.causes.table import CAUSES
-from lit_grpo.diagnostics.failures import most_common_failure, shorten
 from lit_grpo.diagnostics.step_counts import StepCounts, count_step
 from lit_grpo.types import Prompt, RolloutBatch
+from lit_grpo.types.text import shorten
 
 LIKELY_FRACTION = 0.5
 """A symptom that affects at least this share of a step is reported as a likely cause."""
@@ -103,21 +104,21 @@ def _never_matched(rollouts: RolloutBatch) -> str:
     return (
         f"The rewards ({names}) ran without errors and gave 0: no completion has the format or "
         f"answer that they look for. Prompt {group.prompt.id!r}{gold} was completed with "
-        f"{shorten(group.completions[0].text)!r}.{_as_functions_see(group.prompt)} "
+        f"{shorten(group.completions[0].text)!r}.{_notes_for_functions(group.prompt)} "
         "Read some rows of completions/; then run lit-grpo sft first, or make the reward and the "
         "prompt ask for the same format."
     )
 
 
-def _as_functions_see(prompt: Prompt) -> str:
-    """Return what a plain reward function gets in place of a text, which it may not expect."""
+def _notes_for_functions(prompt: Prompt) -> str:
+    """Return what a reward that is a function gets and may take for a text."""
     notes = ""
     if isinstance(prompt.given_answer, int | float):
         kind = type(prompt.given_answer).__name__
         notes += f" A reward function gets this answer as {kind}, which never equals a text."
     if prompt.messages is not None:
         notes += (
-            " A reward function gets each completion as a conversation, whose text is "
+            " A reward that is a function gets each completion as a conversation, whose text is "
             'completion[0]["content"].'
         )
     return notes
@@ -189,9 +190,11 @@ def nothing_to_compare(counts: StepCounts) -> str | None:
         return f"no row is valid: {describe_stale(counts.stale_fraction)}"
     if counts.num_counted:
         return None
-    what = "no group has two valid rows to compare" if counts.num_valid else "no row is valid"
     failure = most_common_failure(counts)
-    return f"{what}: {failure}" if failure else f"{what}."
+    if not counts.num_valid:
+        return f"no row is valid: {failure}" if failure else "no row is valid."
+    commonest = f" The most common failure: {failure}" if failure else ""
+    return f"no group has two valid rows to compare.{commonest}"
 
 
 def equal_rewards(counts: StepCounts) -> str:

@@ -24,7 +24,7 @@ from lit_grpo.types import (
 )
 from lit_grpo.types.functions import unfit_signature, unused_arguments
 from lit_grpo.types.keywords import checks_keywords
-from lit_grpo.types.overrides import check_constructors
+from lit_grpo.types.overrides import check_made
 
 _ARGUMENTS = {
     "score": ("prompt", "completion"),
@@ -207,7 +207,7 @@ def check_settings(reward: Reward) -> None:
             "(there is nothing to call). Define score(self, prompt, completion)."
         )
     _check_signatures(reward)
-    check_constructors(kind, may_omit=Reward)
+    check_made(reward)
     _refuse_dropped_settings(kind)
     if not re.fullmatch(r"[\w.-]+", str(reward.name)):
         rule = "one or more letters, digits, '_', '-' and '.'"

@@ -14,7 +14,6 @@ from lightning.pytorch.callbacks import Callback
 from lit_grpo.policy import Policy
 from lit_grpo.runs.files.prompt_format import PROMPT_FORMAT, format_of, write_prompt_format
 from lit_grpo.runs.files.space import warn_of_space
-from lit_grpo.runs.report.model_card import write_model_card
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types.atomic import numbered_path, replacing
 from lit_grpo.types.paths import shown_path
@@ -65,6 +64,8 @@ class FinalModel(Callback):
         with self._folder(trainer, policy) as folder:
             policy.save_pretrained(folder, is_writer=trainer.is_global_zero)
             if trainer.is_global_zero:
+                from lit_grpo.runs.report.model_card import write_model_card  # imports pandas
+
                 write_prompt_format(folder, format_of(trainer))
                 write_model_card(folder, self.path.parent, trainer, pl_module)
         trainer.strategy.barrier("FinalModel")

@@ -31,14 +31,16 @@ from lit_grpo.runs.run_callbacks import (
 )
 from lit_grpo.runs.run_log import logged_run, silence_chatter
 from lit_grpo.runs.shutdown.resume_hint import RESUME_CALL
-from lit_grpo.runs.trainer_calls import check_arguments, check_module
 from lit_grpo.runs.trainer_settings import (
     TRAINER_DEFAULTS,
+    check_arguments,
     check_counts,
     check_intervals,
     check_max_time,
+    check_module,
     check_plugins,
     check_root,
+    refuse_barebones,
     refuse_float16,
     refuse_missing_gpu,
     rewording_notebook_error,
@@ -102,6 +104,7 @@ class Trainer(L.Trainer):
             supported_strategy(strategy)
         refuse_missing_gpu(settings.get("accelerator"))
         check_counts(settings)
+        refuse_barebones(settings.get("barebones"))
         check_intervals(
             settings.get("val_check_interval"), settings.get("check_val_every_n_epoch", 1)
         )

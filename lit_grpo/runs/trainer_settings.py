@@ -1,4 +1,4 @@
-"""The trainer's defaults, and the settings of Lightning that a run refuses."""
+"""The trainer's defaults, and the settings and arguments that a run refuses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import MPSAccelerator
 
 from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types.overrides import check_made
+from lit_grpo.types.plain import described
 from lit_grpo.types.settings import check_type
 
 TRAINER_DEFAULTS = {
@@ -59,7 +62,8 @@ def check_plugins(key: str, given: Sequence[object], kind: type) -> None:
     """Check the type of the callbacks or loggers that a program gives.
 
     Raises:
-        UserError: one is of another type, such as the name that a config would have.
+        UserError: one is of another type, such as the name that a config would have, or a subclass
+            does not call the constructor that it overrides.
     """
     for one in given:
         if isinstance(one, str | Mapping):
@@ -67,6 +71,7 @@ def check_plugins(key: str, given: Sequence[object], kind: type) -> None:
             error = setting_error(f"trainer.{key}", f"of type {kind.__name__}", repr(one), why)
             raise UserError(f"{error} For example {EXAMPLES[key]}.")
         check_type(f"trainer.{key}", one, kind)
+        check_made(one)
 
 
 def check_root(root: object, run_dir: str | Path) -> None:
@@ -154,13 +159,13 @@ def check_max_time(max_time: object) -> None:
 
 
 def check_counts(settings: Mapping[str, Any]) -> None:
-    """Check counts and flags, some of which Lightning accepts or rejects only later.
+    """Check the ranges of counts, some of which Lightning accepts or rejects only later.
 
     Args:
         settings: Arguments of Lightning's trainer; those that are missing have its defaults.
 
     Raises:
-        UserError: one is out of range or not supported.
+        UserError: one is out of range.
     """
     for name, least in _MINIMA.items():
         why = "-1 sets no limit" if least < 0 else ""
@@ -173,13 +178,21 @@ def check_counts(settings: Mapping[str, Any]) -> None:
         if value is not None and value > 1 and value % 1:
             rule, why = "a whole number, or from 0.0 to 1.0", "a number of batches, or their share"
             raise setting_error(f"trainer.{name}", rule, value, why)
-    if settings.get("barebones"):
-        why = "a run always logs, and keeps checkpoints"
-        raise setting_error("trainer.barebones", "false", True, why)
     devices = settings.get("devices", 1)
     if re.fullmatch(r"-?\d*\.\d*", str(devices)):
         rule = "auto, or the number of devices from 1 on"
         raise setting_error("trainer.devices", rule, devices)
+
+
+def refuse_barebones(barebones: object) -> None:
+    """Refuse Lightning's mode without logging and checkpoints.
+
+    Raises:
+        UserError: it is on.
+    """
+    if barebones:
+        why = "a run always logs, and keeps checkpoints"
+        raise setting_error("trainer.barebones", "false", barebones, why)
 
 
 def check_intervals(val_check_interval: object, check_val_every_n_epoch: object) -> None:
@@ -200,3 +213,38 @@ def check_intervals(val_check_interval: object, check_val_every_n_epoch: object)
     else:
         return
     raise setting_error("trainer.val_check_interval", rule, val_check_interval, why)
+
+
+def check_arguments(call: str, model: object, datamodule: object) -> None:
+    """Check that a call has a module and then data.
+
+    Raises:
+        UserError: it has something else, or the two in the other order.
+    """
+    if isinstance(model, L.LightningDataModule) and isinstance(datamodule, L.LightningModule):
+        raise UserError(
+            f"{call} takes the module first and then the data, got {type(model).__name__} and "
+            f"then {type(datamodule).__name__}. Write {call}(module, data)."
+        )
+    check_module(call, model)
+    if not isinstance(datamodule, L.LightningDataModule):
+        raise UserError(
+            f"{call} takes a module and then data that keep their position for a resume, such as "
+            f"lit_grpo.PromptData(train=…), which takes files and lists of rows; got "
+            f"{described(datamodule)} as the data. Write {call}(module, data)."
+        )
+    check_made(datamodule)
+
+
+def check_module(call: str, model: object) -> None:
+    """Check that a module is one of lit-grpo's, made in full.
+
+    Raises:
+        UserError: it is something else, or a subclass does not call its base class's constructor.
+    """
+    if not hasattr(model, "check_trainer") or isinstance(model, type):
+        raise UserError(
+            f"{call} takes a module, such as lit_grpo.GRPOModule(…), and then data, got "
+            f"{described(model)} as the module. Write {call}(module, data)."
+        )
+    check_made(model)

@@ -59,7 +59,7 @@ from lit_grpo.training.user_hooks import guard_hooks
 from lit_grpo.training.waiting import Waiting
 from lit_grpo.types import UserError, check_range
 from lit_grpo.types.field_types import check_value
-from lit_grpo.types.overrides import check_constructors, check_overrides
+from lit_grpo.types.overrides import check_made, check_overrides
 from lit_grpo.types.settings import check_type
 
 log = logging.getLogger(__name__)
@@ -105,12 +105,12 @@ class PolicyModule(L.LightningModule):
             given = Policy(cast(str, given))
         self.policy: Policy = given
         check_type("model.policy", self.policy, Policy)
-        check_constructors(type(self.policy))
+        check_made(self.policy)
         check_type("model.sampling", sampling, Sampling)
         self.sampling = sampling
         self.engine = engine or HFEngine()
         check_type("model.engine", self.engine, RolloutEngine)
-        check_constructors(type(self.engine))
+        check_made(self.engine)
         check_function(optimizer)
         self.make_optimizer = optimizer
         self.lr_schedule = lr_schedule

@@ -96,8 +96,10 @@ def _as_choice(key: str, value: Any, options: tuple[Any, ...]) -> str:
         one for option in options if get_origin(option) is Literal for one in get_args(option)
     ]
     choices = [one for one in allowed if isinstance(one, str)]
-    if isinstance(value, str):
-        meant = (counterpart(key, value) if choices else "") or closest(value, choices)
+    if isinstance(value, str | bool):
+        ours = counterpart(key, str(value))
+        is_choice = ours.split(",")[0] in choices
+        meant = ours if is_choice else closest(str(value), choices)
         return f"did you mean {meant}?" if meant else ""
     name = str(value).rpartition(".")[2]
     return f"write {name!r}" if name in choices else ""

@@ -56,7 +56,7 @@ FIRST_FIELD = {"advantage": "baseline", "objective": "surrogate", "kl": "estimat
 
 
 def counterpart(key: str, value: str) -> str:
-    """Return the value that one of another library has here; empty if it is none.
+    """Return what a value of another library is called here; empty if it is not known.
 
     Args:
         key: A key, or a section whose main key is meant.

@@ -38,6 +38,13 @@ def defined_at(function: Callable[..., Any]) -> tuple[Any, CodeType | None]:
     return named, getattr(named, "__code__", None)
 
 
+def assigned_attributes(method: Callable[..., Any]) -> list[str]:
+    """Return the attributes that a method assigns, of any object, in their order."""
+    _, code = defined_at(method)
+    steps = () if code is None else dis.get_instructions(code)
+    return list(dict.fromkeys(str(one.argval) for one in steps if one.opname == "STORE_ATTR"))
+
+
 def carried_settings(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the plain values that a callable was made with, by their names.
 

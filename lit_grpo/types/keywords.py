@@ -1,4 +1,4 @@
-"""Refuse keywords that a constructor does not have, and say what to set in their place."""
+"""Refuse keywords that a constructor does not have, and values that it takes only by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from lit_grpo.types.errors import UserError
 from lit_grpo.types.foreign_keys import KEYS
-from lit_grpo.types.settings import list_some
+from lit_grpo.types.settings import list_some, shown
 from lit_grpo.types.spelling import did_you_mean, other_form
 
 NAMES = {
@@ -53,7 +53,7 @@ Class = TypeVar("Class", bound=type)
 
 
 def checks_keywords(of: Class) -> Class:
-    """Let the constructor of a class refuse unknown and missing names of arguments in words.
+    """Let a constructor refuse unknown keywords, and values without their names, in words.
 
     Its signature stays.
     """
@@ -66,7 +66,8 @@ def checks_keywords(of: Class) -> Class:
     @wraps(init)
     def checked(self: object, *args: object, **keywords: object) -> None:
         if len(args) > num_placed and by_name:
-            _refuse_nameless(type(self).__name__, args[num_placed], by_name)
+            unset = [name for name in by_name if name not in keywords]
+            _refuse_nameless(of.__name__, args[num_placed], unset)
         if not keywords.keys() <= {*known}:
             refuse_unknown(type(self).__name__, keywords, known, inner=_inner_names(init))
         init(self, *args, **keywords)
@@ -77,8 +78,8 @@ def checks_keywords(of: Class) -> Class:
 
 def _refuse_nameless(owner: str, value: object, names: Sequence[str]) -> NoReturn:
     raise UserError(
-        f"{owner} takes {list_some(names, 8)} by name, got {value!r} without one (which of them it "
-        f"is for would be a guess). Write {owner}({names[0]}=...)."
+        f"{owner} takes {list_some(names, 8)} by name, got {shown(value)} without one (which of "
+        f"them is meant would be a guess). Write {owner}(NAME=...)."
     )
 
 

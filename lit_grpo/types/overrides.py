@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import CodeType
 
 from lit_grpo.types.errors import UserError
-from lit_grpo.types.functions import defined_at
+from lit_grpo.types.functions import assigned_attributes, defined_at
 
 OURS = "lit_grpo."
 OTHER_HOOKS = (
@@ -18,22 +18,25 @@ WITHOUT_CALL = ("configure_callbacks",)
 """Hooks whose own part is only a check."""
 
 
-def check_constructors(kind: type, may_omit: type | None = None) -> None:
-    """Check that the constructors of a subclass call that of the class they extend.
+def check_made(one: object) -> None:
+    """Check that the constructor of lit-grpo's class has run for an object of a subclass.
 
-    Args:
-        kind: The class of an object of the user's.
-        may_omit: A class whose own constructor needs no call.
+    It has if most attributes that it assigns are there; a subclass may have some of the same name.
 
     Raises:
-        UserError: one does not, so the object lacks what lit-grpo needs of it.
+        UserError: it has not, so the object lacks what lit-grpo reads.
     """
-    for _, owner, overridden in _left_out(kind, lambda name: name == "__init__"):
-        if overridden is not may_omit:
+    kind = type(one)
+    for ours in (base for base in kind.__mro__ if _is_ours(base) and "__init__" in vars(base)):
+        assigned = assigned_attributes(vars(ours)["__init__"])
+        missing = [name for name in assigned if not hasattr(one, name)]
+        if 2 * len(missing) > len(assigned):
+            users = (base for base in kind.__mro__ if issubclass(base, ours) and not _is_ours(base))
+            owner = next((base for base in users if "__init__" in vars(base)), kind)
             raise UserError(
-                f"{owner.__name__}.__init__ must call super().__init__, which it does not "
-                f"({overridden.__name__}.__init__ makes what lit-grpo uses). Add super().__init__"
-                "(...) as its first line, with the settings; without settings of its own a "
+                f"{owner.__name__}.__init__ must call super().__init__, which it does not (without "
+                f"it the object lacks what lit-grpo reads, such as {missing[0]}). Add the call as "
+                "its first line, with the arguments that it needs; without settings of its own a "
                 "subclass needs no __init__."
             )
 
@@ -50,30 +53,26 @@ def check_overrides(kind: type, instead: Mapping[str, str]) -> None:
     Raises:
         UserError: one does not, so a part of the run would be left out without a word.
     """
-    for name, owner, overridden in _left_out(kind, _is_hook):
-        raise UserError(
-            f"{owner.__name__}.{name} must call super().{name} (it overrides "
-            f"{overridden.__name__}.{name}, which does a part of the run that would be left "
-            f"out). Add the call{instead.get(name, ', or do this in a callback')}."
-        )
-
-
-def _left_out(kind: type, is_meant: Callable[[str], bool]) -> Iterator[tuple[str, type, type]]:
-    """Yield the overrides without a call of what they override: name and both classes."""
-    for name, owner, overridden in _overrides(kind, is_meant):
+    for name, owner, overridden in _overrides(kind):
         _, code = defined_at(vars(owner)[name])
         if code is not None and not _calls_overridden(name, code, kind):
-            yield name, owner, overridden
+            raise UserError(
+                f"{owner.__name__}.{name} must call super().{name} (it overrides "
+                f"{overridden.__name__}.{name}, which does a part of the run that would be left "
+                f"out). Add the call{instead.get(name, ', or do this in a callback')}."
+            )
 
 
-def _overrides(kind: type, is_meant: Callable[[str], bool]) -> Iterator[tuple[str, type, type]]:
-    """Yield methods of the user's classes that override one of lit-grpo's: name, both classes."""
-    ours = [one for one in kind.__mro__ if one.__module__.startswith(OURS)]
-    if not ours:
-        return
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.startswith(OURS)
+
+
+def _overrides(kind: type) -> Iterator[tuple[str, type, type]]:
+    """Yield the hooks of the user's classes that override one of lit-grpo's: name, both classes."""
+    ours = [one for one in kind.__mro__ if _is_ours(one)]
     chosen: set[str] = set()  # for which a class has named lit-grpo's own: no other is called
     for owner in kind.__mro__[: kind.__mro__.index(ours[0])]:
-        hooks = {name: one for name, one in vars(owner).items() if is_meant(name) and callable(one)}
+        hooks = {name: one for name, one in vars(owner).items() if _is_hook(name) and callable(one)}
         for name in hooks.keys() - chosen:
             overridden = next((one for one in ours if name in vars(one)), None)
             if str(getattr(hooks[name], "__module__", "")).startswith(OURS):

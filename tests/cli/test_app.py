@@ -294,11 +294,14 @@ def test_a_bug_shows_its_traceback_on_the_terminal_and_in_the_log(here, capsys):
         assert "ValueError: shapes do not match" in text
 
 
-def test_a_module_that_leaves_out_its_constructor_is_one_line_and_leaves_no_directory(here, capfd):
+def test_a_module_that_leaves_out_its_constructor_is_one_line_and_leaves_no_directory(
+    here, capfd, recwarn
+):
     model = {name: one for name, one in BASE["model"].items() if name != "evaluation"}
     (here / "one.yaml").write_text(yaml.safe_dump({**BASE, "model": model}))
     assert main(["fit", "--config=one.yaml", "--model=mine.Unmade"]) == 2
     assert capfd.readouterr().err.startswith("error: Unmade.__init__ must call super().__init__")
+    assert not [one for one in recwarn if "round-trip" in str(one.message)]
     assert not (here / "runs").exists()
 
 

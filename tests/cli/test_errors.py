@@ -110,6 +110,9 @@ ARGUMENTS = {
     "--model.optimizer=0.0003": "got 0.0003. The learning rate is model.optimizer.lr.",
     "--model.optimizer=3.0e-4": "got 3.0e-4. The learning rate is model.optimizer.lr.",
     "--model.optimizer=[1]": "model.optimizer: expected a class, got [1].",
+    "--model.rewards MathReward,LengthReward": (
+        "got MathReward,LengthReward. Write the list in brackets: '[MathReward,LengthReward]'."
+    ),
     "--model.sampling.stop x": "expected list[str], got x. A list of one is '[x]'.",
     "--model.engine=my.py:Mine": "MyClass, got my.py:Mine. Write my.Mine.",
     "--model.rewards '[{class_path: my.py:Mine}]'": "got my.py:Mine. Write my.Mine.",

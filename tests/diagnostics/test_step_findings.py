@@ -20,8 +20,8 @@ def test_one_group_that_differs_is_a_signal():
         ([[0.5, 0.5], [1.0, 1.0]], "All advantages are 0: inside each group all rewards are equal"),
         (
             [[1.0, None], [None, 0.0]],
-            "There is no signal: no group has two valid rows to compare: 50% of the scores of "
-            "reward 'math' ended as",
+            "There is no signal: no group has two valid rows to compare. The most common "
+            "failure: 50% of the scores of reward 'math' ended as",
         ),
         (
             [[DOWN, DOWN], [DOWN, None]],

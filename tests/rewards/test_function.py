@@ -100,6 +100,10 @@ def counts_texts(completions, **columns):
     return [1 / len({*completions})] * len(completions)
 
 
+def counts_messages(completions, **columns):
+    return [1 / len({one[0] for one in completions})] * len(completions)
+
+
 def has_another_bug(completions, **columns):
     return [len(columns) + "2" for _ in completions]
 
@@ -111,6 +115,7 @@ def has_another_bug(completions, **columns):
         (reads_a_text, CHAT, 'a conversation here, as the prompt is: its text is completion[0]["c'),
         (searches_a_text, CHAT, "a conversation here, as the prompt is: its text is completion"),
         (counts_texts, CHAT, "a conversation here, as the prompt is: its text"),
+        (counts_messages, CHAT, "a conversation here, as the prompt is: its text"),
         (has_another_bug, CHAT, ""),
         (has_another_bug, prompt("1"), ""),
     ],

@@ -9,8 +9,9 @@ from datetime import timedelta
 import pytest
 from lightning.pytorch.accelerators import MPSAccelerator
 from lightning.pytorch.trainer.connectors import accelerator_connector
+from small_runs import make_module
 
-from lit_grpo import Trainer
+from lit_grpo import AdditionData, Trainer
 from lit_grpo.runs.trainer_settings import (
     check_counts,
     check_intervals,
@@ -97,7 +98,6 @@ def test_counts_and_shares_that_lightning_understands_are_taken(settings):
         ({"log_every_n_steps": -2}, "log_every_n_steps must be >= 0, got -2"),
         ({"limit_train_batches": 1.5}, "must be a whole number, or from 0.0 to 1.0, got 1.5"),
         ({"limit_val_batches": "1"}, "limit_val_batches must be a number, got '1'"),
-        ({"barebones": True}, "barebones must be false, got True .a run always logs"),
         ({"devices": "1.5"}, "devices must be auto, or the number of devices from 1 on, got 1.5"),
     ],
 )
@@ -156,3 +156,26 @@ def test_several_devices_in_a_notebook_are_told_to_use_a_file(tmp_path, monkeypa
     with pytest.raises(UserError, match=said):
         Trainer(tmp_path, strategy="ddp", devices=2, accelerator="cpu")
     Trainer(tmp_path, accelerator="cpu")
+
+
+@pytest.mark.parametrize("call", ["fit", "validate", "test"])
+def test_data_and_module_in_the_wrong_order_or_of_other_types_are_refused(call, tmp_path):
+    module = make_module(group_size=2)
+    data = AdditionData(1, train_size=8, validation_size=0, prompts_per_step=2)
+    trainer = Trainer(tmp_path / "run", accelerator="cpu", enable_progress_bar=False)
+    method = getattr(trainer, call)
+    swapped = f"{call} takes the module first and then the data, got AdditionData and then GRPO"
+    with pytest.raises(UserError, match=swapped):
+        method(data, module)
+    with pytest.raises(UserError, match="an object of type list as the data. Write"):
+        method(module, [{"prompt": "1+1="}])
+    with pytest.raises(UserError, match="the class GRPOModule as the module"):
+        method(type(module), data)
+    with pytest.raises(UserError, match="got None as the data. Write"):
+        method(module, None)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_trainer_without_logging_and_checkpoints_is_refused(tmp_path):
+    with pytest.raises(UserError, match="barebones must be false, got True .a run always logs"):
+        Trainer(tmp_path, barebones=True)

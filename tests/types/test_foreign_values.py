@@ -39,3 +39,5 @@ def test_aggregations_are_those_of_the_table_in_the_docs():
 def test_a_value_of_another_library_is_told_its_counterpart_in_python():
     with pytest.raises(UserError, match=r"did you mean clip, with objective\.ratio: sequence\?"):
         Objective(surrogate="gspo")
+    with pytest.raises(UserError, match=r"got False .*did you mean none\?"):
+        AdvantageConfig(deviation=False)

@@ -8,6 +8,7 @@ import pytest
 
 from lit_grpo.types.functions import (
     PACKAGE,
+    assigned_attributes,
     carried_settings,
     defined_at,
     unfit_signature,
@@ -186,3 +187,16 @@ def test_arguments_that_are_never_read_are_found_through_decorators_and_closures
 
     assert unused_arguments(keeps) == unused_arguments(logged(keeps)) == {"second", "third"}
     assert unused_arguments(len) == set()
+
+
+def test_assigned_attributes_are_found_through_decorators():
+    class Counter:
+        @logged
+        def __init__(self, start):
+            self.start = start
+            if start:
+                self.count, self.start = start, 0
+            print(self.other)
+
+    assert assigned_attributes(Counter.__init__) == ["start", "count"]
+    assert assigned_attributes(object.__init__) == []

@@ -150,6 +150,18 @@ def test_a_value_without_its_name_is_refused_in_words(made, names):
         made()
 
 
+def test_a_value_without_its_name_is_that_of_the_class_that_takes_it():
+    class Words(lit_grpo.Reward):
+        def __init__(self, words, weight=1.0):
+            super().__init__(weight)
+
+    with pytest.raises(UserError, match="^Reward takes name, weight, .* by name, got 1.0 without"):
+        Words(["a"])
+    with pytest.raises(UserError, match="^LoRA takes alpha, .* by name, got") as raised:
+        lit_grpo.LoRA([*range(500)], rank=4)
+    assert len(str(raised.value)) < 400
+
+
 def test_a_checked_constructor_keeps_its_signature():
     assert [*signature(GRPOModule).parameters][:3] == ["policy", "rewards", "group_size"]
     assert signature(SFTModule).parameters["target_column"].default is None

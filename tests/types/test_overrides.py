@@ -1,6 +1,7 @@
 """Hooks of subclasses that leave out what the class does there."""
 
 import functools
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -19,8 +20,15 @@ from lit_grpo import (
     SFTModule,
     Trainer,
 )
-from lit_grpo.callbacks import Alerts
+from lit_grpo.callbacks import (
+    Alerts,
+    Checkpoints,
+    HealthMonitor,
+    StallWatchdog,
+    ZeroRewardBreaker,
+)
 from lit_grpo.types import UserError
+from lit_grpo.types.overrides import check_made
 
 ROWS = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(16)]
 
@@ -139,14 +147,17 @@ def without_call(kind):
     return type("Mine", (kind,), {"__init__": __init__})
 
 
-MUST_CALL = r"^Mine\.__init__ must call super\(\)\.__init__, .*\({}\.__init__ makes"
+MUST_CALL = r"^Mine\.__init__ must call super\(\)\.__init__, "
+CALLBACKS = [Alerts, Checkpoints, HealthMonitor, StallWatchdog, ZeroRewardBreaker]
 
 
 @pytest.mark.parametrize("kind", [GRPOModule, SFTModule])
 def test_a_module_whose_constructor_leaves_out_that_of_the_class_is_refused(kind, tmp_path):
     trainer = Trainer(tmp_path / "run", max_steps=1, accelerator="cpu")
-    with pytest.raises(UserError, match=MUST_CALL.format(kind.__name__)):
+    with pytest.raises(UserError, match=MUST_CALL):
         trainer.fit(without_call(kind)(), PromptData(train=ROWS, prompts_per_step=4))
+    with pytest.raises(UserError, match=MUST_CALL):
+        trainer.fit(make(GRPOModule), without_call(PromptData)())
     assert not (tmp_path / "run").exists()
 
 
@@ -155,14 +166,57 @@ def test_a_module_whose_constructor_leaves_out_that_of_the_class_is_refused(kind
 )
 def test_so_is_any_other_part(kind, key):
     part = without_call(kind)(Policy(architecture=LLAMA))
-    with pytest.raises(UserError, match=MUST_CALL.format(kind.__name__)):
+    with pytest.raises(UserError, match=MUST_CALL):
         make(GRPOModule, **{key: [part] if key == "rewards" else part})
 
 
-def test_so_is_a_callback(tmp_path):
-    trainer = Trainer(tmp_path, callbacks=without_call(Alerts)(), max_steps=1)
-    with pytest.raises(UserError, match=MUST_CALL.format("Alerts")):
-        trainer.fit(make(GRPOModule), PromptData(train=ROWS, prompts_per_step=4))
+@pytest.mark.parametrize("kind", CALLBACKS)
+def test_so_is_a_callback(kind, tmp_path):
+    with pytest.raises(UserError, match=MUST_CALL):
+        Trainer(tmp_path, callbacks=without_call(kind)(), max_steps=1)
+
+
+class Mixin:
+    def __init__(self):
+        self.is_mixed = True
+
+
+class Mixed(Mixin, HFEngine):
+    def __init__(self):
+        Mixin.__init__(self)
+        HFEngine.__init__(self, max_concurrent=2)
+
+
+@dataclass(eq=False)
+class Described(PromptData):
+    size: int = 4
+
+    def __post_init__(self):
+        super().__init__(train=ROWS[: self.size])
+
+
+Base = HFEngine
+
+
+class OfAnotherName(Base):
+    def __init__(self):
+        self.make()
+
+    def make(self):
+        Base.__init__(self)
+
+
+@pytest.mark.parametrize("made", [Mixed, Described, OfAnotherName, HFEngine, Checkpoints])
+def test_it_does_not_matter_which_code_calls_it(made):
+    check_made(made())
+
+
+def test_one_that_only_a_mixin_calls_is_missed_by_the_class_of_the_user():
+    class Mine(Mixin, HFEngine):
+        pass
+
+    with pytest.raises(UserError, match=r"^Mine\.__init__ must call"):
+        check_made(Mine())
 
 
 def test_a_reward_needs_no_call():

@@ -15,7 +15,7 @@ from lit_grpo.cli.file_options import parse_run_and_keys
 from lit_grpo.cli.prepare.tables import copies_in_words
 from lit_grpo.judge.client import CHARACTERS_PER_TOKEN
 from lit_grpo.runs.files.writable import check_writable
-from lit_grpo.runs.report.tables import add_numbers, make_table, open_console
+from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.types import UserError, check_range, setting_error
 

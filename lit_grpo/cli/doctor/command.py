@@ -18,7 +18,7 @@ from lit_grpo.cli.doctor.hub import use_of_the_hub
 from lit_grpo.cli.doctor.machine import check_versions
 from lit_grpo.cli.doctor.model import check_model
 from lit_grpo.cli.doctor.probe import check_rollout
-from lit_grpo.runs.report.tables import open_console
+from lit_grpo.runs.tables import open_console
 from lit_grpo.stopping import ExitCode
 
 Check = Callable[[BuiltRun], Iterable[Finding]]

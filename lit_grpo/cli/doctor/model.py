@@ -12,7 +12,7 @@ from lit_grpo.cli.estimate.model_sizes import trained
 from lit_grpo.policy.files.vocabulary import check_special_tokens
 from lit_grpo.policy.files.weight_files import check_weight_files
 from lit_grpo.policy.lora import is_adapter
-from lit_grpo.runs.report.tables import with_unit
+from lit_grpo.runs.tables import with_unit
 from lit_grpo.training.checks.compatibility import check_completions_fit
 from lit_grpo.training.checks.ends import check_ends
 from lit_grpo.types import UserError

@@ -12,7 +12,7 @@ from lit_grpo.cli.rewards.commands import load_policy
 from lit_grpo.cli.rewards.failures import failed_everywhere
 from lit_grpo.cli.rewards.prompts import trial_prompts
 from lit_grpo.cli.rewards.trial import Trial, projected_seconds, run_trial, why_not_trained
-from lit_grpo.diagnostics.failures import find_failure, never_scored
+from lit_grpo.diagnostics.absent_scores import find_failure, never_scored
 from lit_grpo.diagnostics.step_findings import (
     LIKELY_FRACTION,
     empty_fraction,
@@ -21,7 +21,7 @@ from lit_grpo.diagnostics.step_findings import (
     truncated_fraction,
 )
 from lit_grpo.objective.advantages import has_signal
-from lit_grpo.runs.report.tables import duration
+from lit_grpo.runs.tables import duration
 from lit_grpo.training import GRPOModule
 from lit_grpo.types import RolloutBatch
 

@@ -8,7 +8,7 @@ from inspect import signature
 from lightning.pytorch import LightningModule
 
 from lit_grpo.cli.commands import CHECKING, PLANNING, TRAINING
-from lit_grpo.cli.parsing.invocation import Invocation
+from lit_grpo.cli.parsing.invocation import Invocation, last_value
 from lit_grpo.training import GRPOModule, SFTModule
 from lit_grpo.types import UserError
 
@@ -32,13 +32,21 @@ def choose_model(command: str, invocation: Invocation) -> type[LightningModule]:
     if command == "sft" and invocation.has_rewards:
         raise UserError(
             "sft needs the config of an SFT run, and this one has model.rewards, which only GRPO "
-            "has. Use lit-grpo fit, or give a config without rewards (null does not remove them)."
+            "has. Use lit-grpo fit, or give a config without rewards"
+            f"{' (null does not remove them)' if _nulls_rewards(invocation) else ''}."
         )
     may_be_sft = command in ("validate", "test")
     may_be_sft |= command in (CHECKING, PLANNING) and not _has_grpo_keys(invocation)
     is_plain_sft = may_be_sft and not (invocation.has_rewards or invocation.has_model_class)
     is_sft = command == "sft" or invocation.is_sft or is_plain_sft
     return SFTModule if is_sft else GRPOModule
+
+
+def _nulls_rewards(invocation: Invocation) -> bool:
+    """Return whether null is given for the rewards, in a file or on the command line."""
+    models = [config.get("model") for config in invocation.configs]
+    in_file = any(isinstance(one, dict) and one.get("rewards", "") is None for one in models)
+    return in_file or last_value("model.rewards", [], invocation.arguments) == "null"
 
 
 def _has_grpo_keys(invocation: Invocation) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import yaml
+
 from lit_grpo.cli.errors import one_line
 from lit_grpo.cli.parsing.paths import PATHS
 from lit_grpo.cli.parsing.suggestions import keys, suggest_value
@@ -94,7 +96,7 @@ def _explain_null(key: str, expected: Any, default: Any) -> str:
         return not_set(key)
     fix = "Remove it for the default"
     if isinstance(default, bool | int | float | str):  # an earlier file may have another value
-        fix += f", or write it: {str(default).lower() if isinstance(default, bool) else default}"
+        fix += f", or write it: {yaml.safe_dump(default).splitlines()[0]}"
     return f"{key}: expected {type_name(expected)}, got null. {fix}."
 
 
@@ -108,10 +110,13 @@ def _hint(key: str, expected: Any, value: str) -> str:
         return f" Write the whole key in quotes: '{{{inner}}}'."
     if kind.startswith("dict") and value.startswith("{"):
         return " Write it in quotes, with a space after each colon: '{a: b, c: d}'."
+    if kind.startswith("list") and re.fullmatch(r"[\w./:-]+(, *[\w./:-]+)+", value):
+        return f" Write the list in brackets: '[{value}]'."
     if kind.startswith("list") and re.fullmatch(r"[\w./:-]+", value):
         if base := _class_expected(kind, value):
             return f" {value} is not a {base}."
-        meant = "" if value in names else closest(value, names, similarity=0.8)
+        is_known = value in names or find_object(value) is not None
+        meant = "" if is_known else closest(value, names, similarity=0.8)
         return f" Did you mean '[{meant}]'?" if meant else f" A list of one is '[{value}]'."
     if hint := suggest_value(key, value) or did_you_mean(value, literals(expected)):
         return hint

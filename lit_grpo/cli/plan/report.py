@@ -9,7 +9,7 @@ from typing import Any
 from lit_grpo.cli.estimate.memory import ALWAYS, ELSEWHERE, MemoryEstimate, gib, when_in_words
 from lit_grpo.cli.estimate.seconds import StepTime, TimePart
 from lit_grpo.cli.estimate.setup import Setup
-from lit_grpo.runs.report.tables import add_numbers, make_table, open_console, with_unit
+from lit_grpo.runs.tables import add_numbers, make_table, open_console, with_unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from lit_grpo.cli.prepare.recipe import Recipe, read_recipe
 from lit_grpo.cli.prepare.rows import PreparedRow, from_prepared
 from lit_grpo.data.rows.prepared import find_prepared
 from lit_grpo.runs.files.writable import check_writable
-from lit_grpo.runs.report.tables import open_console
+from lit_grpo.runs.tables import open_console
 from lit_grpo.stopping import ExitCode, exit_code_of_signal
 from lit_grpo.types import UserError, check_range
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from lit_grpo.cli.precompute.judge_gold import VoteCounts
 from lit_grpo.cli.prepare.gold_cache import JudgeVotes
-from lit_grpo.runs.report.tables import duration
+from lit_grpo.runs.tables import duration
 
 SECONDS_PER_LINE = 60.0
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from lit_grpo.cli.precompute.cost import SECONDS_PER_CALL, CostEstimate
 from lit_grpo.cli.precompute.judge_gold import VoteCounts
 from lit_grpo.cli.precompute.program_gold import Checks
-from lit_grpo.runs.report.tables import add_numbers, make_table
+from lit_grpo.runs.tables import add_numbers, make_table
 
 IDS_SHOWN = 3
 

@@ -20,7 +20,7 @@ from lit_grpo.cli.prepare.pipeline import PrepareOptions, run
 from lit_grpo.cli.prepare.recipe import Recipe, known_recipes, read_recipe
 from lit_grpo.cli.prepare.tables import print_manifest, print_recipes
 from lit_grpo.runs.files.writable import check_writable
-from lit_grpo.runs.report.tables import open_console
+from lit_grpo.runs.tables import open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.types import UserError
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from lit_grpo.cli.prepare.pipeline import BEYOND_SIZE
 from lit_grpo.cli.prepare.recipe import Recipe
-from lit_grpo.runs.report.tables import add_numbers, make_table
+from lit_grpo.runs.tables import add_numbers, make_table
 
 
 def print_recipes(recipes: Mapping[str, Recipe], console: Console) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lit_grpo.diagnostics.failures import shorten
 from lit_grpo.rewards.judged.alignment import rank_correlation
-from lit_grpo.runs.report.tables import End, add_numbers, make_table
+from lit_grpo.runs.tables import End, add_numbers, make_table
 from lit_grpo.types import Outcome
+from lit_grpo.types.text import shorten
 
 TOLERANCE = 1e-9
 """Values that differ by no more count as equal."""

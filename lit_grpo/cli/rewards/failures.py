@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from lit_grpo.cli.errors import print_error
-from lit_grpo.diagnostics.failures import Failure, find_failure
+from lit_grpo.diagnostics.absent_scores import Failure, find_failure
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training.collecting.score_status import find_bug
 from lit_grpo.types import RolloutBatch

@@ -17,14 +17,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lit_grpo.diagnostics.failures import advice_on, shorten
+from lit_grpo.diagnostics.absent_scores import advice_on
 from lit_grpo.judge import Judge
 from lit_grpo.judge.connection import base_url, secret_variables
 from lit_grpo.rewards import JudgedReward, Reward, RubricAlignmentReward
 from lit_grpo.rewards.judged.base import question_of
 from lit_grpo.rewards.scoring.suite import RewardSuite
-from lit_grpo.runs.report.tables import End, add_numbers, make_table, open_console
+from lit_grpo.runs.tables import End, add_numbers, make_table, open_console
 from lit_grpo.types import Completion, Measurements, Prompt, Score, UserError
+from lit_grpo.types.text import shorten
 
 NUM_PAIRS = 4
 MIN_PAIRS = 8

@@ -31,7 +31,7 @@ from lit_grpo.runs.files.completions import (
     split_groups,
     write_table,
 )
-from lit_grpo.runs.report.tables import open_console
+from lit_grpo.runs.tables import open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.collecting.score_status import find_spent_budget

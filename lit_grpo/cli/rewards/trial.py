@@ -24,14 +24,14 @@ from lit_grpo.cli.rewards.failures import (
     find_unreported,
     report_failures,
 )
-from lit_grpo.diagnostics.failures import find_failure, never_scored
+from lit_grpo.diagnostics.absent_scores import find_failure, never_scored
 from lit_grpo.diagnostics.step_findings import no_signal, truncated_fraction
 from lit_grpo.judge.estimate import seconds_of_calls
 from lit_grpo.objective.advantages import group_deviation
 from lit_grpo.rewards import JudgedReward, Reward
 from lit_grpo.rewards.scoring.valid_rows import weighted_names
 from lit_grpo.runs.files.completions import completions_table, free_path, write_table
-from lit_grpo.runs.report.tables import add_numbers, make_table, open_console
+from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.collecting.checked_engine import generate

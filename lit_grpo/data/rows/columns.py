@@ -179,9 +179,10 @@ def missing_column(row: Row, role: Role, mapping: Mapping[str, str]) -> UserErro
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     given = json.dumps(close[0], ensure_ascii=False) if close else "NAME"
     given = close[0] if close and re.fullmatch(r"[A-Za-z_][\w.]*", close[0]) else given
-    fix = f"Set data.columns: {{{role}: {given}}}."
-    if name:
-        fix += " It holds for all files of the data: rename the columns of one that has others."
+    fix = (
+        f"Set data.columns: {{{role}: {given}}}. It holds for all files of the data: rename the "
+        "columns of one that has others."
+    )
     return UserError(
         f"{row.origin} has {what}{hint}; it has {list_columns(row)}. {fix}"
         f"{about_last_turn(row) if role == 'prompt' else ''}"

@@ -136,6 +136,9 @@ def _after_mark(answer: str | None) -> str | None:
 def _null_golds(rows: list[Row], num_rows: int, mapping: Mapping[str, str]) -> UserError:
     names = [column_name(row, "answer", mapping) for row in rows]
     if len(rows) == num_rows and not any(names):
+        prompt = mapping.get("prompt")
+        if prompt and all(find(row, prompt) is MISSING for row in rows):
+            return missing_column(rows[0], "prompt", mapping)
         return _no_gold_column(rows, mapping)
     where = f"in {names[0]!r}" if names[0] else f"in any column ({list_columns(rows[0])})"
     column = guesses(rows[0], ["answer"])
@@ -156,10 +159,8 @@ def _no_gold_column(rows: list[Row], mapping: Mapping[str, str]) -> UserError:
         shown = "the first"
     missing: list[Role] = ["answer"]
     nor = ""
-    prompt = column_name(first, "prompt", mapping)
-    if find(first, prompt) is MISSING:
-        nor = f", nor {prompt!r}, which is to be the prompt" if prompt else ", nor as the prompt"
-        missing = ["prompt", "answer"]
+    if column_name(first, "prompt", mapping) is None:
+        missing, nor = ["prompt", "answer"], ", nor as the prompt"
     return UserError(
         f"{who} that is recognised as the gold answer (rewards compare completions with it, and "
         f"sft imitates it){nor}; {shown} has {list_columns(first)}. Set data.columns: "

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow.dataset import dataset
 
 from lit_grpo.runs.report.history import Run
-from lit_grpo.runs.report.tables import one_line
+from lit_grpo.runs.tables import one_line
 from lit_grpo.types import Outcome
 
 SHOWN_FRACTION = 0.01

@@ -26,7 +26,7 @@ from lit_grpo.runs.report.summary import (
     summary_row,
     token_notes,
 )
-from lit_grpo.runs.report.tables import add_numbers, make_table, open_console
+from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.types import UserError, check_range
 from lit_grpo.types.errors import is_disk_full
 

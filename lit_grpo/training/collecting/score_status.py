@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lit_grpo.diagnostics.failures import Failure, find_failure, never_scored
+from lit_grpo.diagnostics.absent_scores import Failure, find_failure, never_scored
 from lit_grpo.stopping import IN_A_CONFIG, ROWS_ARE_KEPT
 from lit_grpo.types import Outcome, RolloutBatch, Score
 

@@ -78,10 +78,10 @@ def test_an_id_that_is_no_text_is_refused(value):
 
 def test_messages_are_suggested_as_the_prompt_but_not_taken():
     messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
-    with pytest.raises(ValueError, match=r"Set data\.columns: \{prompt: messages\}\.$"):
+    with pytest.raises(ValueError, match=r"prompt: messages\}\. It holds for all files"):
         prompt_value(row(messages=messages[:1], answer="4"), {})
     last = r"The last turn of messages is the assistant's: move its text from there to a column ans"
-    with pytest.raises(ValueError, match=rf"Set data\.columns: \{{prompt: messages\}}\. {last}"):
+    with pytest.raises(ValueError, match=rf"Set data\.columns: \{{prompt: messages\}}\. .* {last}"):
         prompt_value(row(messages=messages, answer="4"), {})
     with pytest.raises(ValueError, match=rf"\{{prompt: messages, answer: NAME\}}.* {last}"):
         gold(row(messages=messages))

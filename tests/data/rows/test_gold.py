@@ -91,10 +91,11 @@ def test_columns_are_named_and_no_rows_listed_where_no_row_has_a_column_for_the_
     assert ", row " not in said
 
 
-def test_a_mapped_prompt_column_that_the_rows_lack_is_named_with_the_answer():
-    with pytest.raises(ValueError, match=r", nor 'frage', which is to be the prompt; it has") as e:
+def test_a_mapped_prompt_column_that_the_rows_lack_is_named_before_a_missing_answer():
+    with pytest.raises(ValueError, match=r"has no column 'frage' \(did you mean 'Frage'\?\)"):
         gold(row(Frage="p", Antwort="4"), prompt="frage")
-    assert "Set data.columns: {prompt: NAME, answer: NAME}" in str(e.value)
+    with pytest.raises(ValueError, match="no column that is recognised as the gold answer"):
+        gold(row(Frage="p", Antwort="4"), prompt="Frage")
 
 
 def test_a_mapped_answer_column_that_no_row_has_is_refused_even_if_no_answer_is_required():

@@ -6,7 +6,7 @@ import pytest
 from code_rewards import Longest
 from tiny import completion, prompt
 
-from lit_grpo.diagnostics.failures import find_failure, most_common_failure
+from lit_grpo.diagnostics.absent_scores import find_failure, most_common_failure
 from lit_grpo.diagnostics.step_counts import count_step
 from lit_grpo.objective import AdvantageConfig
 from lit_grpo.objective.advantages import compute_advantages

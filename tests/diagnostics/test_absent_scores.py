@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from toy_rollouts import failed, rollouts
 
-from lit_grpo.diagnostics.failures import never_scored, shorten_middle
+from lit_grpo.diagnostics.absent_scores import never_scored
 from lit_grpo.types import Outcome
+from lit_grpo.types.text import shorten_middle
 
 
 def with_reward(*outcomes):

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from lit_grpo.runs.report.tables import (
+from lit_grpo.runs.tables import (
     WIDTH_OF_FILES,
     End,
     duration,

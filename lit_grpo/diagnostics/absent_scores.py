@@ -14,8 +14,7 @@ from lit_grpo.diagnostics.step_counts import (
     without_value,
 )
 from lit_grpo.types import Outcome, RolloutBatch, Score
-
-SHOWN_CHARACTERS = 120
+from lit_grpo.types.text import shorten_middle
 
 ADVICE = {
     Outcome.ERROR: "Fix the exception, or check its service and credentials",
@@ -129,17 +128,3 @@ def _most_common(
         detail=details[kind],
         is_bug=is_bug,
     )
-
-
-def shorten(text: str) -> str:
-    """Return the end of a long text, where the cause of an error or the final answer is."""
-    text = text.strip()
-    return text if len(text) <= SHOWN_CHARACTERS else "…" + text[-SHOWN_CHARACTERS:]
-
-
-def shorten_middle(text: str) -> str:
-    """Return the start and the end of a long text: what failed, and why."""
-    text = text.strip()
-    start = SHOWN_CHARACTERS // 3
-    end = SHOWN_CHARACTERS - start
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:start]} … {text[-end:]}"
