@@ -56,6 +56,7 @@ from lit_grpo.runs.checkpoints.resume import (
 )
 from lit_grpo.runs.files.config import ConfigFile
 from lit_grpo.runs.run_callbacks import (
+    as_list,
     has_lightnings_checkpoints,
     run_callbacks,
     run_loggers,
@@ -227,7 +228,7 @@ class CommandLine(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the loggers and callbacks of a training run; other commands get none."""
         given, run_dir = self.config_init.trainer, self.config.run_dir
-        for callback in given.callbacks or ():
+        for callback in as_list(given.callbacks):
             check_made(callback)
         supported_strategy(given.strategy)
         refuse_float16(given.precision)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from lit_grpo.types import (
     Completion,
@@ -74,6 +74,9 @@ class Reward:
     timeout_seconds: float | None = None
     num_retries: int = 2
     reasoning: ReasoningView = "keep"
+    outlasts_steps: ClassVar[bool] = False
+    """Whether its state keeps what a rollout step has changed that is left undone, such as money
+    spent; otherwise a resumed run begins the step with the state before it."""
     only_sources: Sequence[str] | None = None
 
     def __init_subclass__(cls) -> None:
@@ -144,7 +147,10 @@ class Reward:
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, such as the money spent; every rank calls this."""
+        """Return what a resumed run needs, such as a moving average; every rank calls this.
+
+        It is called before each rollout step, and for checkpoints.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -207,6 +213,7 @@ def check_settings(reward: Reward) -> None:
             "(there is nothing to call). Define score(self, prompt, completion)."
         )
     _check_signatures(reward)
+    _refuse_half_a_state(kind)
     check_made(reward)
     _refuse_dropped_settings(kind)
     if not re.fullmatch(r"[\w.-]+", str(reward.name)):
@@ -228,6 +235,22 @@ def check_settings(reward: Reward) -> None:
         raise setting_error(setting_key(reward, "only_sources"), rule, repr(only), why)
     check_range(setting_key(reward, "timeout_seconds"), reward.timeout_seconds, above=0)
     check_range(setting_key(reward, "num_retries"), reward.num_retries, at_least=0)
+
+
+def _refuse_half_a_state(kind: type[Reward]) -> None:
+    """Check that a state that is saved is also restored.
+
+    Raises:
+        UserError: only one of the two methods is overridden.
+    """
+    names = ("state_dict", "load_state_dict")
+    own = [name for name in names if getattr(kind, name) is not getattr(Reward, name)]
+    if len(own) == 1:
+        (missing,) = set(names).difference(own)
+        raise UserError(
+            f"a reward must override state_dict and load_state_dict together; {kind.__name__} has "
+            f"no {missing} (a resumed run would go on without its state). Define it."
+        )
 
 
 def _refuse_dropped_settings(kind: type[Reward]) -> None:

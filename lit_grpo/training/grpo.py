@@ -295,6 +295,8 @@ class GRPOModule(EvaluatedModule):
         Return None if the step was abandoned.
         """
         metrics = Metrics()
+        if not self.max_head_offpolicyness:  # rollouts ahead are saved with their scores
+            self.rewards.begin_step()
         try:
             rollouts = self.collect(prompts, metrics)
             batch = self.build_train_batch(rollouts, metrics)
@@ -303,6 +305,7 @@ class GRPOModule(EvaluatedModule):
             return None
         trained = self.update_policy(rollouts, batch, metrics)
         self.rollout_step += 1
+        self.rewards.end_step()
         self.refresh_reference()
         self._record_in_loader(rollouts, metrics)
         values = metrics.merged()

@@ -206,6 +206,24 @@ class Constant(Reward):
         return 1.0
 
 
+class SavesOnly(Constant):
+    def state_dict(self):
+        return {"n": 1}
+
+
+class LoadsOnly(Constant):
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing"), [(SavesOnly, "load_state_dict"), (LoadsOnly, "state_dict")]
+)
+def test_half_a_state_is_refused(kind, missing):
+    with pytest.raises(UserError, match=rf"; {kind.__name__} has no {missing} \(a resumed run"):
+        RewardSuite([kind()])
+
+
 class Halves(Constant):
     def __init__(self, weight: float | None = None, **settings):
         weight = 1.0 if weight is None else weight / 2

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -363,6 +364,47 @@ def test_numbers_of_numpy_in_settings_and_states_are_resumed_from(tmp_path):
     assert 0 < saved["rewards"]["average"]["average"] < 1
     train(tmp_path, ckpt_path="last", changed=changed, max_steps=2)
     assert "lr: 0.0007" in (tmp_path / "final/README.md").read_text()
+
+
+class Relative(Average):
+    """Values above the average. Some scores, of the four in each step, may end the run."""
+
+    def __init__(self, end=None, ending=()):
+        self.end, self.ending, self.num_scored = end, ending, 0
+
+    def score(self, prompt, completion):
+        value = super().score(prompt, completion) - self.average
+        self.num_scored += 1
+        if self.num_scored in self.ending:
+            self.end()
+        return value
+
+
+def fail():
+    raise TypeError("a bug")
+
+
+def send(signum):
+    os.kill(os.getpid(), signum)
+    time.sleep(2.5)  # the run asks every second whether to end
+
+
+@pytest.mark.parametrize(
+    ("end", "ending"),
+    [
+        (partial(send, signal.SIGINT), [6]),
+        (partial(send, signal.SIGTERM), [6]),
+        (fail, range(5, 9)),
+    ],
+)
+def test_a_step_that_is_left_undone_leaves_no_trace_in_the_state_of_a_reward(tmp_path, end, ending):
+    _, whole = train(tmp_path / "whole", changed={"rewards": [Relative()]})
+    trainer, ended = train(tmp_path / "run", changed={"rewards": [Relative(end, ending)]})
+    assert trainer.stop_reason is not None
+    assert ended.rollout_step == 1
+    _, resumed = train(tmp_path / "run", ckpt_path="last", changed={"rewards": [Relative()]})
+    assert resumed.rewards.rewards[0].average == whole.rewards.rewards[0].average
+    torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)])

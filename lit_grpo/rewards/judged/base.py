@@ -93,6 +93,8 @@ class JudgedReward(Reward):
         means = {"judge/agreement": agreements} if agreements else {}
         return replace(self._examiner.observe(), means=means)
 
+    outlasts_steps = True
+
     def state_dict(self) -> dict[str, Any]:
         if self._examiner is None:
             return {}

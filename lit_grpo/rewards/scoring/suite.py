@@ -9,6 +9,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -74,6 +75,8 @@ class RewardSuite:
         self._runners: Runners | None = None
         self._reasoning: Reasoning | None = None
         self._started: list[Reward] = []
+        self._before_step: dict[str, Any] = {}
+        """States of rewards before the rollout step that runs."""
         self._open: WeakSet[Scoring] | None = None  # made when needed: it cannot be copied
         self._warned: set[tuple[str, Outcome, bool, tuple[str, ...]]] = set()
 
@@ -205,13 +208,34 @@ class RewardSuite:
         for reward in self._started:
             reward.record_spending(run_dir)
 
+    def begin_step(self) -> None:
+        """Keep the states of rewards, which are saved if the rollout step is left undone."""
+        for reward in self._started:
+            if type(reward).state_dict is not Reward.state_dict and not reward.outlasts_steps:
+                self._before_step[reward.name] = deepcopy(self._state_of(reward))
+
+    def end_step(self) -> None:
+        """Count what the rollout step has scored as done."""
+        self._before_step.clear()
+
     def state_dict(self) -> dict[str, Any]:
-        """Return name -> state of each started reward; every rank must call this."""
-        states = {reward.name: reward.state_dict() for reward in self._started}
-        return {name: saved_state(f"rewards.{name}", state) for name, state in states.items()}
+        """Return name -> state of each started reward; every rank must call this.
+
+        Within a rollout step, it is the state before the step.
+        """
+        return {
+            one.name: self._before_step[one.name]
+            if one.name in self._before_step
+            else self._state_of(one)
+            for one in self._started
+        }
+
+    def _state_of(self, reward: Reward) -> Any:
+        return saved_state(f"rewards.{reward.name}", reward.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of each started reward."""
+        self._before_step.clear()
         for reward in self._started:
             if reward.name in state:
                 reward.load_state_dict(state[reward.name])

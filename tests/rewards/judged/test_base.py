@@ -184,6 +184,7 @@ def test_no_questions_are_asked_once_the_budget_is_spent_even_after_a_resume(ser
     limits = {"max_cost_usd": 3.5 * REPLY_COST, "max_concurrency": 1}
     judge = server.judge(price=PRICE, limits=limits)
     suite = started(JudgeReward(judge))  # one reply is for the start
+    suite.begin_step()  # which a stop leaves undone: what was spent is spent
     batch = score(suite, rights(6))
     outcomes = [one.outcome for one in batch.groups[0].scores["judge"]]
     assert sorted(outcomes) == [Outcome.BUDGET_SPENT] * 3 + [Outcome.OK] * 3

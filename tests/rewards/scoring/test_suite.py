@@ -274,3 +274,31 @@ def test_suite_that_is_not_started_can_be_copied_and_pickled():
 def test_suite_without_a_usable_set_of_rewards_is_refused(rewards, message):
     with pytest.raises(ValueError, match=message):
         RewardSuite(rewards)
+
+
+class Counts(Value):
+    def __init__(self):
+        super().__init__()
+        self.scored = []
+
+    def score(self, prompt, completion):
+        self.scored.append(completion.text)
+        return 1.0
+
+    def state_dict(self):
+        return {"scored": self.scored}
+
+    def load_state_dict(self, state):
+        self.scored = state["scored"]
+
+
+def test_within_a_step_the_state_is_that_before_it():
+    with RewardSuite([Counts(), LengthReward(1, 2)]) as suite:
+        suite.begin_step()
+        suite.score([prompt("p")], [[completion("a")]])
+        assert suite.state_dict() == {"counts": {"scored": []}, "length": {}}
+        suite.end_step()
+        assert suite.state_dict()["counts"] == {"scored": ["a"]}
+        suite.begin_step()
+        suite.load_state_dict({"counts": {"scored": ["b"]}})
+        assert suite.state_dict()["counts"] == {"scored": ["b"]}
