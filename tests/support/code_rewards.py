@@ -106,6 +106,9 @@ class HasState(RunCode):
     def state_dict(self):
         return {"count": 1}
 
+    def load_state_dict(self, state):
+        pass
+
 
 class IsAsync(Reward):
     async def score(self, prompt, completion):

@@ -295,7 +295,7 @@ class Counts(Value):
 def test_within_a_step_the_state_is_that_before_it():
     with RewardSuite([Counts(), LengthReward(1, 2)]) as suite:
         suite.begin_step()
-        suite.score([prompt("p")], [[completion("a")]])
+        suite.score([prompt("p")], [[completion(text="a")]])
         assert suite.state_dict() == {"counts": {"scored": []}, "length": {}}
         suite.end_step()
         assert suite.state_dict()["counts"] == {"scored": ["a"]}

@@ -22,6 +22,9 @@ class Window(ShareOfLowBytes):
     def state_dict(self):
         return {"window": deque([0.5])}
 
+    def load_state_dict(self, state):
+        pass
+
 
 class Remembers(Callback):
     def state_dict(self):
