@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from lit_grpo import __version__
@@ -142,14 +142,17 @@ def importing() -> Iterator[None]:
 
 @contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """End the process at Ctrl-C without an exception, unless the caller handles the signal."""
+    """End the process at Ctrl-C without an exception, unless it is a notebook's or handles it."""
 
     def leave(signum: int, frame: FrameType | None) -> None:
-        os._exit(print_error("interrupted.", ExitCode.INTERRUPTED))
+        with suppress(OSError):
+            os.write(2, b"error: interrupted.\n")  # print would fail within another print
+        os._exit(ExitCode.INTERRUPTED)
 
     handler = signal.getsignal(signal.SIGINT)
     is_default = handler is signal.default_int_handler
-    if not is_default or threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_default or not is_main or "ipykernel" in sys.modules:
         yield
         return
     signal.signal(signal.SIGINT, leave)

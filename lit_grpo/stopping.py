@@ -198,6 +198,8 @@ def stop_run(trainer: L.Trainer, reason: StopReason) -> None:
         message = for_this_run(trainer, reason.message)
         trainer.stop_reason = replace(reason, message=message)  # type: ignore[attr-defined]
     trainer.should_stop = True
+    # Lightning would go on until these are reached, and begin the undone step again and again.
+    trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
     trainer.limit_val_batches = 0
     if is_step_unfinished(trainer):
         trainer.log_every_n_steps = 0  # type: ignore[attr-defined]

@@ -75,8 +75,8 @@ class Reward:
     num_retries: int = 2
     reasoning: ReasoningView = "keep"
     outlasts_steps: ClassVar[bool] = False
-    """Whether its state keeps what a rollout step has changed that is left undone, such as money
-    spent; otherwise a resumed run begins the step with the state before it."""
+    """Whether a stop within a step saves what that step has changed, such as money spent; otherwise
+    the state before the step is saved."""
     only_sources: Sequence[str] | None = None
 
     def __init_subclass__(cls) -> None:

@@ -211,12 +211,14 @@ class Trainer(L.Trainer):
         set_by_stop = {
             name: getattr(self, name) for name in ("limit_val_batches", "log_every_n_steps")
         }
+        minima = self.fit_loop.min_epochs, self.fit_loop.epoch_loop.min_steps
         try:
             model.check_trainer(self)  # type: ignore[operator]
             with logged_run(self, self.run_dir, RESUME_CALL), keeping_interrupts():
                 super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
         finally:
             vars(self).update(set_by_stop)  # a stop has set them to 0
+            self.fit_loop.min_epochs, self.fit_loop.epoch_loop.min_steps = minima
             if self.global_step and not self.fast_dev_run:  # type: ignore[attr-defined]
                 mark_as_trained(model, self._given, self.run_dir)
             model.close()  # type: ignore[operator]

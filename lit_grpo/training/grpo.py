@@ -295,7 +295,7 @@ class GRPOModule(EvaluatedModule):
         Return None if the step was abandoned.
         """
         metrics = Metrics()
-        if not self.max_head_offpolicyness:  # rollouts ahead are saved with their scores
+        if not self.max_head_offpolicyness:  # finished rows of rollouts ahead are saved with scores
             self.rewards.begin_step()
         try:
             rollouts = self.collect(prompts, metrics)

@@ -29,16 +29,30 @@ def check_made(one: object) -> None:
     kind = type(one)
     for ours in (base for base in kind.__mro__ if _is_ours(base) and "__init__" in vars(base)):
         assigned = assigned_attributes(vars(ours)["__init__"])
-        missing = [name for name in assigned if not hasattr(one, name)]
+        missing = [name for name in assigned if not _has(one, name)]
         if 2 * len(missing) > len(assigned):
-            users = (base for base in kind.__mro__ if issubclass(base, ours) and not _is_ours(base))
-            owner = next((base for base in users if "__init__" in vars(base)), kind)
+            owner = _without_call(kind, ours)
             raise UserError(
-                f"{owner.__name__}.__init__ must call super().__init__, which it does not (without "
-                f"it the object lacks what lit-grpo reads, such as {missing[0]}). Add the call as "
-                "its first line, with the arguments that it needs; without settings of its own a "
-                "subclass needs no __init__."
+                f"{owner.__name__}.__init__ must call super().__init__, that of {ours.__name__}, "
+                f"which has not run (without it the object lacks what lit-grpo reads, such as "
+                f"{missing[0]}). Add the call as its first line, with the arguments that it needs."
             )
+
+
+def _has(one: object, name: str) -> bool:
+    """Return whether an object has an attribute; no property of the user's is run."""
+    own = getattr(one, "__dict__", {})
+    parts = (own.get(part) or {} for part in ("_modules", "_parameters", "_buffers"))
+    return hasattr(type(one), name) or any(name in held for held in (own, *parts))
+
+
+def _without_call(kind: type, ours: type) -> type:
+    """Return the class whose constructor most likely leaves out the call of one of lit-grpo's."""
+    for base in (one for one in kind.__mro__ if issubclass(one, ours) and not _is_ours(one)):
+        _, code = defined_at(vars(base).get("__init__", object.__init__))
+        if code is not None and not _calls_overridden("__init__", code, base):
+            return base
+    return kind
 
 
 def check_overrides(kind: type, instead: Mapping[str, str]) -> None:

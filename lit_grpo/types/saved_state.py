@@ -54,6 +54,14 @@ def saved_state(key: str, state: Any) -> Any:
     )
 
 
+def as_read_again(state: Any) -> Any:
+    """Return a copy of a state, as it is read from a checkpoint: without graphs of autograd."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
 def _items(key: str, items: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
     return {saved_state(key, k): saved_state(f"{key}.{k}", value) for k, value in items}
 
@@ -61,11 +69,8 @@ def _items(key: str, items: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
 def _is_readable(value: Any) -> bool:
     if isinstance(value, torch.nn.Module):  # which may be large
         return False
-    file = io.BytesIO()
     try:
-        torch.save(value, file)
-        file.seek(0)
-        torch.load(file, weights_only=True)
+        as_read_again(value)
     except Exception:  # pickle raises what an object's own methods do
         return False
     return True

@@ -23,6 +23,7 @@ MINE = """
 import os, signal, time
 from lightning.pytorch import Callback
 from lit_grpo.stopping import stop_run
+from lit_grpo.rewards import Reward
 from lit_grpo.training.grpo import GRPOModule
 from lit_grpo.types import StopReason
 
@@ -30,6 +31,10 @@ class Buggy(GRPOModule):
     def training_step(self, prompts, batch_idx):
         raise ValueError("shapes do not match")
         return super().training_step(prompts, batch_idx)
+
+class Marked(Reward):
+    def __init__(self, mark: str = "", **settings):
+        super().__init__(**settings)
 
 class Unmade(GRPOModule):
     def __init__(self, policy, sampling, rewards, group_size):
@@ -292,6 +297,16 @@ def test_a_bug_shows_its_traceback_on_the_terminal_and_in_the_log(here, capsys):
     for text in (capsys.readouterr().err, (here / "runs/base/0/run.log").read_text()):
         assert "Traceback" in text
         assert "ValueError: shapes do not match" in text
+
+
+def test_a_trainer_without_logging_is_refused_and_a_null_text_is_told_its_default(here, capfd):
+    assert main(["fit", "--config=base.yaml", "--trainer.barebones=true"]) == 2
+    assert "trainer.barebones must be false, got True" in capfd.readouterr().err
+    mark = "--model.rewards=[{class_path: mine.Marked, init_args: {mark: null}}]"
+    assert main(["fit", "--config=base.yaml", mark]) == 2
+    assert 'got null. Remove it for the default, or write it: "".' in capfd.readouterr().err
+    assert main(["fit", "--config=base.yaml", "--model.policy.packing=null"]) == 2
+    assert "or write it: true." in capfd.readouterr().err
 
 
 def test_a_module_that_leaves_out_its_constructor_is_one_line_and_leaves_no_directory(

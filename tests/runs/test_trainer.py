@@ -337,6 +337,13 @@ def test_a_module_that_goes_on_again_tells_only_what_has_changed_since(tmp_path)
     assert told == [*of_lr, []]
 
 
+@pytest.mark.parametrize("minimum", [{"min_steps": 3}, {"min_epochs": 2}])
+def test_a_stop_ends_a_run_before_the_least_number_of_its_steps(tmp_path, minimum):
+    trainer, _ = train(tmp_path, StopAfter(1), **minimum)
+    assert trainer.global_step == 1
+    assert {name: getattr(trainer, name) for name in minimum} == minimum
+
+
 class Average(ShareOfLowBytes):
     """A reward less a moving average of its values, which it keeps as NumPy counts it."""
 

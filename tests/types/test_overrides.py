@@ -211,12 +211,33 @@ def test_it_does_not_matter_which_code_calls_it(made):
     check_made(made())
 
 
-def test_one_that_only_a_mixin_calls_is_missed_by_the_class_of_the_user():
-    class Mine(Mixin, HFEngine):
+class LeavesOut(HFEngine):
+    def __init__(self):
         pass
 
-    with pytest.raises(UserError, match=r"^Mine\.__init__ must call"):
-        check_made(Mine())
+
+class Calls(LeavesOut):
+    def __init__(self):
+        super().__init__()
+
+
+class Hidden(Mixin, HFEngine):
+    pass
+
+
+class Unattached(LeavesOut):
+    @property
+    def policy(self):
+        raise RuntimeError("not attached yet")
+
+
+@pytest.mark.parametrize(
+    ("made", "blamed"),
+    [(Calls, "LeavesOut"), (Hidden, "Hidden"), (Unattached, "LeavesOut")],
+)
+def test_the_class_is_named_that_leaves_it_out(made, blamed):
+    with pytest.raises(UserError, match=rf"^{blamed}\.__init__ must call .*, that of HFEngine"):
+        check_made(made())
 
 
 def test_a_reward_needs_no_call():

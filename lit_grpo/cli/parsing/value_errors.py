@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -95,7 +96,9 @@ def _explain_null(key: str, expected: Any, default: Any) -> str:
     if default is None:
         return not_set(key)
     fix = "Remove it for the default"
-    if isinstance(default, bool | int | float | str):  # an earlier file may have another value
+    if isinstance(default, str):  # an earlier file may have another value
+        fix += f", or write it: {json.dumps(default)}"
+    elif isinstance(default, bool | int | float):
         fix += f", or write it: {yaml.safe_dump(default).splitlines()[0]}"
     return f"{key}: expected {type_name(expected)}, got null. {fix}."
 

@@ -46,6 +46,8 @@ class JudgedReward(Reward):
     items_per_call: int = 1
     """Maximum number of items in a call."""
 
+    outlasts_steps = True
+
     def __init__(self, judge: Judge, template: str, votes: int = 1, **settings: Any) -> None:
         super().__init__(**settings)
         if self.on_error == "retry":
@@ -92,8 +94,6 @@ class JudgedReward(Reward):
         agreements, self._agreements = self._agreements, []
         means = {"judge/agreement": agreements} if agreements else {}
         return replace(self._examiner.observe(), means=means)
-
-    outlasts_steps = True
 
     def state_dict(self) -> dict[str, Any]:
         if self._examiner is None:

@@ -9,7 +9,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -31,7 +30,7 @@ from lit_grpo.types import (
     setting_error,
 )
 from lit_grpo.types.functions import users_traceback
-from lit_grpo.types.saved_state import saved_state
+from lit_grpo.types.saved_state import as_read_again, saved_state
 from lit_grpo.types.spelling import did_you_mean
 
 _log = logging.getLogger(__name__)
@@ -211,8 +210,9 @@ class RewardSuite:
     def begin_step(self) -> None:
         """Keep the states of rewards, which are saved if the rollout step is left undone."""
         for reward in self._started:
-            if type(reward).state_dict is not Reward.state_dict and not reward.outlasts_steps:
-                self._before_step[reward.name] = deepcopy(self._state_of(reward))
+            has_state = type(reward).state_dict is not Reward.state_dict
+            if has_state and not reward.outlasts_steps and reward.name not in self._before_step:
+                self._before_step[reward.name] = as_read_again(self._state_of(reward))
 
     def end_step(self) -> None:
         """Count what the rollout step has scored as done."""
@@ -223,15 +223,17 @@ class RewardSuite:
 
         Within a rollout step, it is the state before the step.
         """
-        return {
-            one.name: self._before_step[one.name]
-            if one.name in self._before_step
-            else self._state_of(one)
-            for one in self._started
-        }
+        now = [reward for reward in self._started if reward.name not in self._before_step]
+        return self._before_step | {reward.name: self._state_of(reward) for reward in now}
 
     def _state_of(self, reward: Reward) -> Any:
-        return saved_state(f"rewards.{reward.name}", reward.state_dict())
+        try:
+            state = reward.state_dict()
+        except Exception as error:
+            raise UserCodeFailed(
+                f"the state_dict of reward {reward.name!r} failed:\n{users_traceback(error)}"
+            ) from error
+        return saved_state(f"rewards.{reward.name}", state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of each started reward."""
@@ -246,6 +248,7 @@ class RewardSuite:
         if runners is not None:
             runners.close([reward.close for reward in self._started])
             self._started.clear()
+            self._before_step.clear()
 
     def __enter__(self) -> RewardSuite:
         self.start()

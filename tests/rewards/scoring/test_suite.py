@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+import torch
 from text_rewards import AsyncValue, Value, outcomes, texts
 from tiny import completion, prompt
 
@@ -290,6 +291,46 @@ class Counts(Value):
 
     def load_state_dict(self, state):
         self.scored = state["scored"]
+
+
+class Mean(Counts):
+    """Its state is a tensor that is changed in place, and has a graph of autograd."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = torch.ones(1, requires_grad=True) * 2
+
+    def score(self, prompt, completion):
+        with torch.no_grad():
+            self.mean += 1
+        return 1.0
+
+    def state_dict(self):
+        return {"mean": self.mean}
+
+
+def test_a_tensor_in_the_state_before_a_step_stays_what_it_was():
+    with RewardSuite([Mean()]) as suite:
+        suite.begin_step()
+        suite.score([prompt("p")], [[completion()]])
+        assert suite.state_dict()["mean"]["mean"].item() == 2
+        suite.begin_step()  # of the same step, which was left undone
+        assert suite.state_dict()["mean"]["mean"].item() == 2
+    with suite:
+        assert suite.state_dict()["mean"]["mean"].item() == 3
+
+
+class Fails(Counts):
+    def state_dict(self):
+        raise KeyError("count")
+
+
+def test_a_bug_in_the_state_of_a_reward_names_it():
+    suite = RewardSuite([Fails()])
+    suite.start()
+    with pytest.raises(UserCodeFailed, match=r"^the state_dict of reward 'fails' failed:\n"):
+        suite.state_dict()
+    suite.close()
 
 
 def test_within_a_step_the_state_is_that_before_it():
