@@ -99,6 +99,8 @@ class JudgeClient:
         Raises:
             UserError: access is denied (401, 403 or 404).
         """
+        if self.budget.rank == 0:  # a judge that is down takes many seconds to say so
+            log.info("asking judge %s a test question", self.judge.model)
         messages = [{"role": "user", "content": f"Are you ready? {PROBE.instructions(1)}"}]
         try:
             await self.ask(Question(messages=messages, form=PROBE, ids=["probe"]))

@@ -14,6 +14,7 @@ from lit_grpo.rewards.function_path import load_function
 from lit_grpo.rewards.reward import Reward, Value
 from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError
 from lit_grpo.types.field_types import checks_types
+from lit_grpo.types.rollouts import own_copy
 from lit_grpo.types.spelling import did_you_mean
 
 TRL_TRAINER_ARGUMENTS = {"trainer_state", "log_extra", "log_metric"}
@@ -89,7 +90,8 @@ class FunctionReward(Reward):
         self, prompt: Prompt, completions: Sequence[Completion]
     ) -> Sequence[Value] | Awaitable[Sequence[Value]]:
         size = len(completions)
-        columns = {name: [value] * size for name, value in self._form.row(prompt).items()}
+        row = self._form.row(prompt)
+        columns = {name: [own_copy(value) for _ in range(size)] for name, value in row.items()}
         try:
             result = self._call(columns | _completion_arguments(prompt, completions))
         except (TypeError, AttributeError) as error:
@@ -203,7 +205,7 @@ def _trl_row(prompt: Prompt) -> dict[str, Any]:
 
 def _gold(prompt: Prompt) -> Any:
     """Return the gold answer as the row has it: a text, a number or a list."""
-    return prompt.answer if prompt.given_answer is None else prompt.given_answer
+    return prompt.answer if prompt.given_answer is None else own_copy(prompt.given_answer)
 
 
 def _verl_row(prompt: Prompt) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,20 +18,51 @@ Message = Mapping[str, str]
 """One chat message, ``{"role": ..., "content": ...}``."""
 
 
+def own_copy(value: Any) -> Any:
+    """Return a value that can be changed without changing what others read, such as a list."""
+    if not isinstance(value, list | dict | set | tuple | np.ndarray):
+        return value
+    try:
+        return deepcopy(value)
+    except Exception:  # of an object within it, which a program has put there
+        return value
+
+
 class Columns(dict[str, Any]):
-    """The columns of a row: a dict that cannot be changed."""
+    """Columns of a row, or a message: cannot be changed, and gives copies of lists and dicts."""
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError(
-            "columns of a prompt cannot be changed (other rewards and later steps read them, too). "
-            "Change a copy: dict(prompt.columns)."
+            "columns and messages of a prompt cannot be changed (other rewards and later steps "
+            "read them, too). Change a copy: dict(prompt.columns)."
         )
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     pop = popitem = clear = update = setdefault = _refuse
 
+    def __getitem__(self, name: str) -> Any:
+        return own_copy(super().__getitem__(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return own_copy(super().get(name, default))
+
+    def __iter__(self) -> Iterator[str]:  # or dict(self) would copy the values as they are
+        return super().__iter__()
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self)
+
+    def __or__(self, other: Any) -> Any:
+        return dict(self) | other
+
     def __reduce__(self) -> tuple[type[Columns], tuple[dict[str, Any]]]:
-        return Columns, (dict(self),)
+        return Columns, (dict(super().items()),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +81,8 @@ class Prompt:
     given_answer: Any = None
     """The gold answer as the row has it, if that is no text: a number, or a list of equal ones."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Every column of the row under its own name, for the rewards, which cannot change them."""
+    """Every column of the row under its own name, for the rewards, which cannot change them: a list
+    or dict is a copy each time it is read."""
     source: str = ""
     """The source of the mixture that the row comes from; empty without a mixture."""
     row: int = -1
@@ -56,6 +90,8 @@ class Prompt:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", Columns(self.columns))
+        if self.messages is not None:
+            object.__setattr__(self, "messages", tuple(map(Columns, self.messages)))
 
 
 FinishReason = Literal["stop", "length", "failed"]

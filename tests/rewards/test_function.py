@@ -75,6 +75,18 @@ def test_function_gets_texts_ids_and_every_column_as_lists():
     assert [str(s.outcome) for s in batch.groups[0].scores["look"]] == ["abstain", "abstain"]
 
 
+def test_a_function_may_change_the_lists_that_it_gets():
+    def tick(completions, words, answer):
+        lengths = [len(one) + len(golds) for one, golds in zip(words, answer, strict=True)]
+        for one in (*words, *answer):
+            one.pop()
+        return lengths
+
+    row = replace(prompt("p", answer='["2"]', words=["a", "b"]), given_answer=["2"])
+    for _ in range(2):
+        assert run(FunctionReward(tick), row, "2", "3").rewards.tolist() == [[3.0, 3.0]]
+
+
 def test_conversational_prompt_gives_lists_of_messages():
     def look(prompts, completions, level, **kwargs):
         assert prompts == [[{"role": "user", "content": "1+1="}]] * 2

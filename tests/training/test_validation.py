@@ -33,6 +33,7 @@ def trainer_in(
         should_stop=False,
         callbacks=[],
         default_root_dir="nowhere",
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace()),
     )
 
 

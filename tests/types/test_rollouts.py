@@ -1,6 +1,8 @@
 import copy
 import json
 import pickle
+import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,6 +34,42 @@ def test_columns_of_a_prompt_cannot_be_changed_but_copied(change):
         assert again == one
         with pytest.raises(TypeError, match="Change a copy"):
             change(again.columns)
+
+
+READS = [
+    lambda columns: columns["words"],
+    lambda columns: columns.get("words"),
+    lambda columns: dict(columns)["words"],
+    lambda columns: {**columns}["words"],
+    lambda columns: [*columns.values()][0],
+    lambda columns: [*columns.items()][0][1],
+    lambda columns: columns.copy()["words"],
+    lambda columns: (columns | {"level": 1})["words"],
+    lambda columns: ({"level": 1} | columns)["words"],
+    lambda columns: pickle.loads(pickle.dumps(columns))["words"],
+]
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_list_in_the_columns_is_a_copy_however_it_is_read(read):
+    columns = prompt("p", words=["a", {"b": ["c"]}]).columns
+    read(columns)[1]["b"].clear()
+    read(columns).clear()
+    assert columns == {"words": ["a", {"b": ["c"]}]}
+    assert read(columns) == ["a", {"b": ["c"]}]
+    assert json.loads(json.dumps(columns)) == columns
+
+
+def test_what_cannot_be_copied_is_given_as_it_is():
+    locks = [threading.Lock()]
+    assert prompt("p", locks=locks).columns["locks"] is locks
+
+
+def test_messages_cannot_be_changed():
+    one = replace(prompt("p"), messages=({"role": "user", "content": "1+1="},))
+    with pytest.raises(TypeError, match="messages of a prompt cannot be changed"):
+        one.messages[0]["content"] = "2+2="
+    assert one.messages == ({"role": "user", "content": "1+1="},)
 
 
 def test_a_failed_completion_is_in_the_batch_but_not_among_the_sampled():
