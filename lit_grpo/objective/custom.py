@@ -7,7 +7,8 @@ expected of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from numbers import Real
 from typing import Any
 
@@ -58,6 +59,22 @@ def checked_advantages(function: Function, table: RewardTable) -> Tensor:
     return found.double()
 
 
+def _tensors(node: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in the arguments of a function, with their names: ``rewards``, ``mask``."""
+    if isinstance(node, Tensor):
+        yield name, node
+    elif isinstance(node, Mapping):
+        for key, one in node.items():
+            yield from _tensors(one, f"{name}[{key!r}]")
+    elif isinstance(node, Sequence) and not isinstance(node, str):
+        for one in node:
+            yield from _tensors(one, name)
+    elif is_dataclass(node):
+        for field in fields(node):
+            inner = f"{name}.{field.name}" if name else field.name
+            yield from _tensors(getattr(node, field.name), inner)
+
+
 def call(
     function: Function,
     arguments: Sequence[object],
@@ -79,13 +96,22 @@ def call(
         advice: What to do about such values.
 
     Raises:
-        UserError: it is not a tensor of such a shape, has no gradient, or a value is not finite.
+        UserError: it is not a tensor of such a shape, has no gradient, or a value is not finite; or
+            the function has changed an argument.
         UserCodeFailed: the function has raised an exception.
     """
+    versions = [(name or "one", one, one._version) for name, one in _tensors(arguments)]
     try:
         result = function(*arguments)
     except Exception as error:
         raise UserCodeFailed(f"{describe(function)} failed:\n{users_traceback(error)}") from error
+    for name, tensor, version in versions:
+        if tensor._version != version:
+            raise UserError(
+                f"{describe(function)} must not change its arguments, got a changed {name} "
+                "(metrics, other parts of the loss and later updates read it, too). Replace "
+                "operations in place, such as x -= 1 and x.clamp_(), or change a clone()."
+            )
     allowed = " or ".join(map(str, shapes))
     rule = f"{describe(function)} must return {what}, a tensor of shape {allowed}"
     if not isinstance(result, Tensor):

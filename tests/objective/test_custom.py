@@ -288,3 +288,43 @@ def test_every_call_of_an_advantage_function_must_be_finite():
     unscored = rollouts([[0.0, None]]).reward_table({"task": 1.0})
     with pytest.raises(UserError, match=r"one advantage per completion.* False in table\.valid"):
         compute_advantages(unscored, config)
+
+
+def clamps(inputs, objective):
+    inputs.advantages.clamp_(max=0.5)
+    return clip(inputs, objective)
+
+
+def changes_the_batch(inputs, objective):
+    inputs.batch.sampler_logprobs[:, 0] -= 1
+    return clip(inputs, objective)
+
+
+def doubles(log_ratio, mask):
+    return log_ratio.mul_(2)
+
+
+@pytest.mark.parametrize(
+    ("own", "changed"),
+    [
+        ({"surrogate": clamps}, "advantages"),
+        ({"surrogate": changes_the_batch}, r"batch\.sampler_logprobs"),
+        ({"sampler_correction": SamplerCorrection(level=doubles)}, "one"),
+    ],
+)
+def test_arguments_may_not_be_changed_in_place(case, own, changed):
+    with pytest.raises(
+        UserError, match=rf"must not change its arguments, got a changed {changed} "
+    ):
+        gradient(case, **own)
+
+
+def test_nor_may_the_rewards():
+    def own(table):
+        rewards = table.rewards
+        rewards -= rewards.mean(1, keepdim=True)
+        return rewards
+
+    table = rollouts([[0.0, 1.0]]).reward_table({"math": 1.0})
+    with pytest.raises(UserError, match="got a changed rewards"):
+        compute_advantages(table, AdvantageConfig(function=own))
