@@ -142,7 +142,10 @@ def importing() -> Iterator[None]:
 
 @contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """End the process at Ctrl-C without an exception, unless it is a notebook's or handles it."""
+    """End the process at Ctrl-C without an exception.
+
+    Do nothing in a notebook, or where a caller handles the signal.
+    """
 
     def leave(signum: int, frame: FrameType | None) -> None:
         with suppress(OSError):

@@ -179,7 +179,7 @@ def stop_run(trainer: L.Trainer, reason: StopReason) -> None:
 
     Call it on every rank at the same step. The validation is skipped because the engine that would
     generate its completions may be dead, and a scheduler that ends a run does not wait for one.
-    Loggers get no row of a step that is left undone.
+    Loggers get no row of a step that is left undone. ``min_steps`` and ``min_epochs`` are lifted.
 
     Raises:
         UserError: the reason is something else, such as a text.
@@ -292,6 +292,8 @@ def _how_it_was_done(trainer: L.Trainer) -> str:
     step = f"after optimizer step {trainer.global_step}"
     if limit := zero_limit(trainer):
         return f"Nothing was trained: trainer.{limit} is 0. The final model is the initial policy."
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return f"done {step} of a trial run, which keeps no more than its log (fast_dev_run)"
     if 0 <= trainer.max_steps <= trainer.global_step:
         return f"done {step}: max_steps is reached"
     callbacks = trainer.callbacks  # type: ignore[attr-defined]

@@ -66,7 +66,7 @@ def _log_weights(log_ratio: Tensor, mask: Tensor, correction: SamplerCorrection)
         return LEVELS[correction.level](log_ratio, mask)
     shapes = [tuple(mask.shape), (len(mask), 1)]
     what = "a logarithm per token or sequence"
-    return call(correction.level, [log_ratio, mask], shapes, what)
+    return call(correction.level, {"log_ratio": log_ratio, "mask": mask}, shapes, what)
 
 
 STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {

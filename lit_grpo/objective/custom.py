@@ -8,7 +8,7 @@ expected of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, replace
 from numbers import Real
 from typing import Any
 
@@ -55,29 +55,35 @@ def checked_advantages(function: Function, table: RewardTable) -> Tensor:
         "Completions without a reward are NaN in table.rewards, and False in table.valid: give "
         "them 0."
     )
-    found = call(function, [table], [shape], what, always_finite=True, advice=advice)
+    own = replace(  # which the function may change
+        table,
+        rewards=table.rewards.clone(),
+        parts={name: part.clone() for name, part in table.parts.items()},
+        weights=dict(table.weights),
+        valid=table.valid.clone(),
+        lengths=table.lengths.clone(),
+    )
+    found = call(function, {"table": own}, [shape], what, always_finite=True, advice=advice)
     return found.double()
 
 
-def _tensors(node: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in the arguments of a function, with their names: ``rewards``, ``mask``."""
-    if isinstance(node, Tensor):
-        yield name, node
-    elif isinstance(node, Mapping):
-        for key, one in node.items():
-            yield from _tensors(one, f"{name}[{key!r}]")
-    elif isinstance(node, Sequence) and not isinstance(node, str):
-        for one in node:
-            yield from _tensors(one, name)
-    elif is_dataclass(node):
-        for field in fields(node):
-            inner = f"{name}.{field.name}" if name else field.name
-            yield from _tensors(getattr(node, field.name), inner)
+def _tensors(arguments: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that a function gets, also those of its inputs and of their batch."""
+    inputs = arguments.get("inputs")
+    batch = getattr(inputs, "batch", None)
+    for prefix, held in (("", arguments), ("inputs.", _fields(inputs)), ("batch.", _fields(batch))):
+        for name, one in held.items():
+            if isinstance(one, Tensor) and not one.is_inference():
+                yield f"{prefix}{name}", one
+
+
+def _fields(one: Any) -> dict[str, object]:
+    return {} if one is None else {field.name: getattr(one, field.name) for field in fields(one)}
 
 
 def call(
     function: Function,
-    arguments: Sequence[object],
+    arguments: Mapping[str, object],
     shapes: Sequence[tuple[int, ...]],
     what: str,
     *,
@@ -88,6 +94,7 @@ def call(
     """Return what a user's function returns, if it is as expected.
 
     Args:
+        arguments: Name -> argument, in the order of the function's parameters.
         shapes: The shapes that are allowed.
         what: What the values are, for the message.
         needs_gradient: Whether a result without a gradient would train nothing.
@@ -100,17 +107,17 @@ def call(
             the function has changed an argument.
         UserCodeFailed: the function has raised an exception.
     """
-    versions = [(name or "one", one, one._version) for name, one in _tensors(arguments)]
+    versions = [(name, one, one._version) for name, one in _tensors(arguments)]
     try:
-        result = function(*arguments)
+        result = function(*arguments.values())
     except Exception as error:
         raise UserCodeFailed(f"{describe(function)} failed:\n{users_traceback(error)}") from error
     for name, tensor, version in versions:
         if tensor._version != version:
             raise UserError(
-                f"{describe(function)} must not change its arguments, got a changed {name} "
-                "(metrics, other parts of the loss and later updates read it, too). Replace "
-                "operations in place, such as x -= 1 and x.clamp_(), or change a clone()."
+                f"{describe(function)} must leave its arguments as they are, but has changed "
+                f"{name} in place (metrics, other parts of the loss and later updates read it, "
+                f"too). Write x = x - 1, not x -= 1 or x.sub_(1), or change {name}.clone()."
             )
     allowed = " or ".join(map(str, shapes))
     rule = f"{describe(function)} must return {what}, a tensor of shape {allowed}"

@@ -187,7 +187,8 @@ def _call_own(
 ) -> Tensor:
     """Return what a user's function makes of the inputs, checked; it must have a gradient."""
     needed = inputs.logprobs.requires_grad
-    return call(function, [inputs, objective], shapes, what, needs_gradient=needed)
+    arguments = {"inputs": inputs, "objective": objective}
+    return call(function, arguments, shapes, what, needs_gradient=needed)
 
 
 def _covariance_penalty(inputs: LossInputs, objective: Objective) -> Tensor | float:

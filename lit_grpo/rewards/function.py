@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -83,15 +83,14 @@ class FunctionReward(Reward):
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
     def score(self, prompt: Prompt, completion: Completion) -> Value | Awaitable[Value]:
-        result = self._call(self._form.row(prompt) | {"solution_str": completion.text})
+        result = self._call(self._row(prompt) | {"solution_str": completion.text})
         return _value_of(result) if inspect.isawaitable(result) else _value(result)
 
     def score_group(
         self, prompt: Prompt, completions: Sequence[Completion]
     ) -> Sequence[Value] | Awaitable[Sequence[Value]]:
-        size = len(completions)
-        row = self._form.row(prompt)
-        columns = {name: [own_copy(value) for _ in range(size)] for name, value in row.items()}
+        rows = [self._row(prompt) for _ in completions]
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
         try:
             result = self._call(columns | _completion_arguments(prompt, completions))
         except (TypeError, AttributeError) as error:
@@ -108,8 +107,8 @@ class FunctionReward(Reward):
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Check that the data has every column that the function requires."""
         for prompt in prompts:
-            row = self._form.row(prompt)
-            missing = [name for name in self.columns if name not in row]
+            names = self._form.names(prompt)
+            missing = [name for name in self.columns if name not in names]
             if names := " and ".join(sorted(TRL_TRAINER_ARGUMENTS.intersection(missing))):
                 raise UserError(
                     f"{self.name} must not require {names} (only TRL's trainer passes that). "
@@ -141,6 +140,12 @@ class FunctionReward(Reward):
                 f"the list of those of a prompt: def {self.name}(completions, **columns)."
             )
 
+    def _row(self, prompt: Prompt) -> dict[str, Any]:
+        """Return the arguments from the row that the function takes; it may change what it gets."""
+        names = self._form.names(prompt)
+        taken = names if self._takes_all else [name for name in names if name in self._named]
+        return {name: self._form.value(prompt, name) for name in taken}
+
     @property
     def _form(self) -> CallConvention:
         return VERL if "solution_str" in self._named else TRL
@@ -148,7 +153,8 @@ class FunctionReward(Reward):
     def _call(self, given: dict[str, Any]) -> Any:
         if not self._takes_all:
             given = {name: value for name, value in given.items() if name in self._named}
-        return self.function(**(given | self.reward_kwargs))
+        settings = {name: own_copy(value) for name, value in self.reward_kwargs.items()}
+        return self.function(**(given | settings))
 
     def _check_reward_kwargs(self) -> None:
         accepted = [name for name in self._named if name not in self._form.reserved]
@@ -195,12 +201,15 @@ def _default_name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _trl_row(prompt: Prompt) -> dict[str, Any]:
-    """Return all columns except the prompt itself, and the gold answer as ``answer``."""
-    gold = {} if prompt.answer is None else {"answer": _gold(prompt)}
+def _trl_names(prompt: Prompt) -> list[str]:
+    """Return the names of all columns except the prompt's, and ``answer`` for the gold answer."""
+    gold = [] if prompt.answer is None else ["answer"]
     hidden = {"prompt", "completion", *TRL.reserved}
-    columns = gold | dict(prompt.columns)
-    return {name: value for name, value in columns.items() if name not in hidden}
+    return [name for name in dict.fromkeys([*gold, *prompt.columns]) if name not in hidden]
+
+
+def _trl_value(prompt: Prompt, name: str) -> Any:
+    return prompt.columns[name] if name in prompt.columns else _gold(prompt)
 
 
 def _gold(prompt: Prompt) -> Any:
@@ -227,12 +236,20 @@ class CallConvention:
 
     reserved: tuple[str, ...]
     """Names of the arguments that hold prompts and completions."""
-    row: Callable[[Prompt], dict[str, Any]]
-    """Return the arguments that come from the row."""
+    names: Callable[[Prompt], Collection[str]]
+    """Return the names of the arguments that come from the row."""
+    value: Callable[[Prompt, str], Any]
+    """Return the value of one of them, which is the caller's own."""
 
 
-TRL = CallConvention(reserved=("prompts", "completions", "completion_ids"), row=_trl_row)
-VERL = CallConvention(reserved=("solution_str",), row=_verl_row)
+TRL = CallConvention(
+    reserved=("prompts", "completions", "completion_ids"), names=_trl_names, value=_trl_value
+)
+VERL = CallConvention(
+    reserved=("solution_str",),
+    names=lambda prompt: _verl_row(prompt).keys(),
+    value=lambda prompt, name: _verl_row(prompt)[name],
+)
 
 
 def _completion_arguments(prompt: Prompt, completions: Sequence[Completion]) -> dict[str, Any]:

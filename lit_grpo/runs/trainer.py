@@ -217,7 +217,7 @@ class Trainer(L.Trainer):
             with logged_run(self, self.run_dir, RESUME_CALL), keeping_interrupts():
                 super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
         finally:
-            vars(self).update(set_by_stop)  # a stop has set them to 0
+            vars(self).update(set_by_stop)  # a stop has set them to 0, and lifted the minima
             self.fit_loop.min_epochs, self.fit_loop.epoch_loop.min_steps = minima
             if self.global_step and not self.fast_dev_run:  # type: ignore[attr-defined]
                 mark_as_trained(model, self._given, self.run_dir)

@@ -32,15 +32,22 @@ def check_made(one: object) -> None:
         missing = [name for name in assigned if not _has(one, name)]
         if 2 * len(missing) > len(assigned):
             owner = _without_call(kind, ours)
+            must = f"{owner.__name__}.__init__ must call super().__init__"
+            if not issubclass(owner, ours):  # a mixin, which may be another's
+                must = f"{kind.__name__} needs an __init__ that calls {ours.__name__}.__init__"
             raise UserError(
-                f"{owner.__name__}.__init__ must call super().__init__, that of {ours.__name__}, "
-                f"which has not run (without it the object lacks what lit-grpo reads, such as "
-                f"{missing[0]}). Add the call as its first line, with the arguments that it needs."
+                f"{must}: the constructor of {ours.__name__} has not run, since that of "
+                f"{owner.__name__} calls no other (without it the object lacks what lit-grpo "
+                f"reads, such as {missing[0]}). Add the call as its first line, with the arguments "
+                "that it needs."
             )
 
 
 def _has(one: object, name: str) -> bool:
     """Return whether an object has an attribute; no property of the user's is run."""
+    forward = getattr(type(one), "__getattr__", None)
+    if forward is not None and not forward.__module__.startswith("torch."):
+        return hasattr(one, name)  # which wraps another object
     own = getattr(one, "__dict__", {})
     parts = (own.get(part) or {} for part in ("_modules", "_parameters", "_buffers"))
     return hasattr(type(one), name) or any(name in held for held in (own, *parts))
@@ -48,7 +55,7 @@ def _has(one: object, name: str) -> bool:
 
 def _without_call(kind: type, ours: type) -> type:
     """Return the class whose constructor most likely leaves out the call of one of lit-grpo's."""
-    for base in (one for one in kind.__mro__ if issubclass(one, ours) and not _is_ours(one)):
+    for base in kind.__mro__[: kind.__mro__.index(ours)]:
         _, code = defined_at(vars(base).get("__init__", object.__init__))
         if code is not None and not _calls_overridden("__init__", code, base):
             return base

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
@@ -19,7 +19,7 @@ Message = Mapping[str, str]
 
 
 def own_copy(value: Any) -> Any:
-    """Return a value that can be changed without changing what others read, such as a list."""
+    """Return a copy of a list, dict, set, tuple or array, and any other value as it is."""
     if not isinstance(value, list | dict | set | tuple | np.ndarray):
         return value
     try:
@@ -34,7 +34,7 @@ class Columns(dict[str, Any]):
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError(
             "columns and messages of a prompt cannot be changed (other rewards and later steps "
-            "read them, too). Change a copy: dict(prompt.columns)."
+            "read them, too). Change a copy: dict(prompt.columns), or dict(prompt.messages[0])."
         )
 
     __setitem__ = __delitem__ = __ior__ = _refuse
@@ -44,16 +44,20 @@ class Columns(dict[str, Any]):
         return own_copy(super().__getitem__(name))
 
     def get(self, name: str, default: Any = None) -> Any:
-        return own_copy(super().get(name, default))
+        return self[name] if name in self else default  # noqa: SIM401 - which calls this
 
     def __iter__(self) -> Iterator[str]:  # or dict(self) would copy the values as they are
         return super().__iter__()
 
-    def items(self) -> Any:
-        return [(name, self[name]) for name in self]
+    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
+        return ItemsView(self)
 
-    def values(self) -> Any:
-        return [self[name] for name in self]
+    def values(self) -> ValuesView[Any]:  # type: ignore[override]
+        return ValuesView(self)
+
+    def shared(self) -> dict[str, Any]:
+        """Return the columns without copies, for a reader that changes nothing."""
+        return dict(super().items())
 
     def copy(self) -> dict[str, Any]:
         return dict(self)
@@ -62,7 +66,11 @@ class Columns(dict[str, Any]):
         return dict(self) | other
 
     def __reduce__(self) -> tuple[type[Columns], tuple[dict[str, Any]]]:
-        return Columns, (dict(super().items()),)
+        return Columns, (self.shared(),)
+
+
+def _read_only(columns: Mapping[str, Any]) -> Columns:
+    return columns if isinstance(columns, Columns) else Columns(columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +97,10 @@ class Prompt:
     """Its row in that source, from 0; -1 without a mixture."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", Columns(self.columns))
+        object.__setattr__(self, "columns", _read_only(self.columns))
+        object.__setattr__(self, "given_answer", own_copy(self.given_answer))
         if self.messages is not None:
-            object.__setattr__(self, "messages", tuple(map(Columns, self.messages)))
+            object.__setattr__(self, "messages", tuple(map(_read_only, self.messages)))
 
 
 FinishReason = Literal["stop", "length", "failed"]

@@ -19,13 +19,13 @@ ALLOW_CHANGES = (
 )
 """How a run is resumed with settings that make it another one."""
 
-_READABLE = (NoneType, bool, int, float, complex, str, bytes, bytearray, torch.Tensor)
+_PLAIN = (NoneType, bool, int, float, complex, str, bytes)
 _DICTS = (dict, OrderedDict, Counter)
 _LISTS = (list, tuple, set)
 
 
 def saved_state(key: str, state: Any) -> Any:
-    """Return a state in which NumPy's numbers are plain ones.
+    """Return a copy of a state, with NumPy's numbers as plain ones and tensors without graphs.
 
     `torch.load` reads checkpoints without running code of theirs, and so refuses most classes.
 
@@ -42,24 +42,20 @@ def saved_state(key: str, state: Any) -> Any:
         return kind(_items(key, state.items()))
     if kind in _LISTS:
         return kind(
-            one if type(one) in _READABLE else saved_state(f"{key}.{n}", one)
+            one if type(one) in _PLAIN else saved_state(f"{key}.{n}", one)
             for n, one in enumerate(state)
         )
-    if isinstance(state, torch.Tensor) or kind in _READABLE or _is_readable(state):
+    if kind in (torch.Tensor, torch.nn.Parameter):
+        return state.detach().clone()
+    if kind is bytearray:
+        return bytearray(state)
+    if kind in _PLAIN or _is_readable(state):
         return state
     raise UserError(
         f"{key} must be a number, a string, a list, a dict or a tensor to be saved in a "
         f"checkpoint, got {kind.__module__}.{kind.__qualname__} (a resumed run could not read it). "
         "Convert it, for example a deque to a list, or leave it out."
     )
-
-
-def as_read_again(state: Any) -> Any:
-    """Return a copy of a state, as it is read from a checkpoint: without graphs of autograd."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def _items(key: str, items: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -69,8 +65,11 @@ def _items(key: str, items: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
 def _is_readable(value: Any) -> bool:
     if isinstance(value, torch.nn.Module):  # which may be large
         return False
+    file = io.BytesIO()
     try:
-        as_read_again(value)
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
     except Exception:  # pickle raises what an object's own methods do
         return False
     return True

@@ -276,7 +276,7 @@ ARGUMENTS = {
         "model: mine.MyGRP cannot be imported: module 'mine' has no attribute 'MyGRP'. "
         "Did you mean MyGRPO?"
     ),
-    "--ckpt_path=last": ("run has no checkpoint to go on from. Set ckpt_path to auto"),
+    "--ckpt_path=last": "run holds no run to go on with (a relative run_dir counts from",
     "--ckpt_path=no.ckpt": "no.ckpt: no such checkpoint. Set ckpt_path to a file, to last",
 }
 

@@ -87,6 +87,21 @@ def test_a_function_may_change_the_lists_that_it_gets():
         assert run(FunctionReward(tick), row, "2", "3").rewards.tolist() == [[3.0, 3.0]]
 
 
+def test_a_function_may_change_the_lists_of_its_settings_and_gets_only_what_it_names():
+    class Uncopied(list):
+        def __deepcopy__(self, memo):
+            raise AssertionError("is copied")
+
+    def pop(completions, words):
+        words.pop()
+        return [float(len(words)) for _ in completions]
+
+    row = prompt("p", unused=Uncopied())
+    reward = FunctionReward(pop, reward_kwargs={"words": ["a", "b", "c"]})
+    for _ in range(2):
+        assert run(reward, row, "2", "3").rewards.tolist() == [[2.0, 2.0]]
+
+
 def test_conversational_prompt_gives_lists_of_messages():
     def look(prompts, completions, level, **kwargs):
         assert prompts == [[{"role": "user", "content": "1+1="}]] * 2

@@ -877,12 +877,13 @@ def test_loaders_are_told_where_data_go(tmp_path):
         trainer.fit(make_module())
 
 
-def test_a_trial_run_writes_nothing_but_its_log(tmp_path):
+def test_a_trial_run_writes_nothing_but_its_log_and_says_so(tmp_path):
     trainer = Trainer(tmp_path, fast_dev_run=True, accelerator="cpu", enable_progress_bar=False)
     trainer.fit(make_module(), AdditionData(1, train_size=4, validation_size=2, prompts_per_step=2))
     close_logs()
     assert trainer.global_step == 1
     assert [one.name for one in tmp_path.iterdir()] == ["run.log"]
+    assert "of a trial run, which keeps no more than its log" in (tmp_path / "run.log").read_text()
 
 
 def test_a_second_fit_of_a_trainer_says_that_nothing_is_left_to_do(tmp_path, caplog):

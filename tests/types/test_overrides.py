@@ -147,7 +147,7 @@ def without_call(kind):
     return type("Mine", (kind,), {"__init__": __init__})
 
 
-MUST_CALL = r"^Mine\.__init__ must call super\(\)\.__init__, "
+MUST_CALL = r"^Mine\.__init__ must call super\(\)\.__init__: "
 CALLBACKS = [Alerts, Checkpoints, HealthMonitor, StallWatchdog, ZeroRewardBreaker]
 
 
@@ -231,13 +231,29 @@ class Unattached(LeavesOut):
         raise RuntimeError("not attached yet")
 
 
+class Wraps(HFEngine):
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
 @pytest.mark.parametrize(
-    ("made", "blamed"),
-    [(Calls, "LeavesOut"), (Hidden, "Hidden"), (Unattached, "LeavesOut")],
+    ("made", "message"),
+    [
+        (Calls, r"LeavesOut\.__init__ must call super\(\)\.__init__: .* HFEngine has not run"),
+        (Unattached, r"LeavesOut\.__init__ must call"),
+        (Hidden, r"Hidden needs an __init__ that calls HFEngine\.__init__: .* of Mixin calls no"),
+    ],
 )
-def test_the_class_is_named_that_leaves_it_out(made, blamed):
-    with pytest.raises(UserError, match=rf"^{blamed}\.__init__ must call .*, that of HFEngine"):
+def test_the_class_is_named_that_leaves_it_out(made, message):
+    with pytest.raises(UserError, match=f"^{message}"):
         check_made(made())
+
+
+def test_an_object_that_forwards_to_another_needs_no_call():
+    check_made(Wraps(HFEngine()))
 
 
 def test_a_reward_needs_no_call():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 from zlib import crc32
 
 from lit_grpo.data.prompts.lazy_prompts import LazyPrompts
 from lit_grpo.types import Prompt
+from lit_grpo.types.rollouts import Columns
 
 READ_BYTES = 2**24
 
@@ -31,7 +33,8 @@ def _contents(prompts: Sequence[Prompt] | LazyPrompts) -> Iterator[bytes]:
         return
     for one in prompts:
         # Objects of a program's own rows may be described in another way by each process.
-        columns = json.dumps(one.columns, skipkeys=True, default=lambda value: type(value).__name__)
+        shared = cast(Columns, one.columns).shared()
+        columns = json.dumps(shared, skipkeys=True, default=lambda value: type(value).__name__)
         content = "\0".join((one.id, one.text, one.answer or "", columns))
         yield content.encode(errors="surrogatepass")
 

@@ -23,6 +23,7 @@ from lit_grpo.types import (
     Measurements,
     Outcome,
     Prompt,
+    RankLost,
     RolloutBatch,
     Score,
     UserCodeFailed,
@@ -30,7 +31,7 @@ from lit_grpo.types import (
     setting_error,
 )
 from lit_grpo.types.functions import users_traceback
-from lit_grpo.types.saved_state import as_read_again, saved_state
+from lit_grpo.types.saved_state import saved_state
 from lit_grpo.types.spelling import did_you_mean
 
 _log = logging.getLogger(__name__)
@@ -212,7 +213,7 @@ class RewardSuite:
         for reward in self._started:
             has_state = type(reward).state_dict is not Reward.state_dict
             if has_state and not reward.outlasts_steps and reward.name not in self._before_step:
-                self._before_step[reward.name] = as_read_again(self._state_of(reward))
+                self._before_step[reward.name] = self._state_of(reward)
 
     def end_step(self) -> None:
         """Count what the rollout step has scored as done."""
@@ -229,6 +230,8 @@ class RewardSuite:
     def _state_of(self, reward: Reward) -> Any:
         try:
             state = reward.state_dict()
+        except (UserError, RankLost):
+            raise
         except Exception as error:
             raise UserCodeFailed(
                 f"the state_dict of reward {reward.name!r} failed:\n{users_traceback(error)}"

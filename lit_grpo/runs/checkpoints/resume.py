@@ -24,6 +24,7 @@ from lit_grpo.runs.checkpoints.files import (
     read_state,
     why_unusable,
 )
+from lit_grpo.runs.files.config import is_run, similar_run
 from lit_grpo.runs.files.event_log import NAME as EVENTS
 from lit_grpo.runs.files.event_log import Event, append_event, now, read_events
 from lit_grpo.types import UserError, setting_error
@@ -190,6 +191,12 @@ def _newest_intact(run_dir: Path) -> Path:
         found[name] = why
     lost = [one for one in _named_checkpoints(run_dir) if not one.exists()]
     found |= {one.name: "the file that it names is gone" for one in lost}
+    if not found and not is_run(run_dir):
+        raise UserError(
+            f"{run_dir} holds no run to go on with (a relative run_dir counts from {Path.cwd()})."
+            f"{similar_run(run_dir)} Set run_dir to that of the run, or ckpt_path to auto to start "
+            "one there."
+        )
     if not found:
         raise UserError(
             f"{run_dir} has no checkpoint to go on from. Set ckpt_path to auto to start it again "

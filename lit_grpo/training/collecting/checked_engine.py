@@ -142,7 +142,7 @@ def _items(
         EngineBug: it is the user's and raised an exception, or it returned something else.
     """
     with _bugs_of_users(engine, "generate"):
-        found = engine.generate(prompts, group_size, sampling, seed=seed)
+        found = engine.generate(tuple(prompts), group_size, sampling, seed=seed)
         if isinstance(found, Iterable):
             yield from found
             return

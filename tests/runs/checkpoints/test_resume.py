@@ -45,8 +45,11 @@ def test_a_checkpoint_is_found_by_path_and_as_the_last_of_the_run(here):
     touch(here / "run" / "checkpoints" / "last.ckpt", here / "other.ckpt")
     assert find_checkpoint("last", here / "run") == str(here / "run/checkpoints/last.ckpt")
     assert find_checkpoint("other.ckpt", here / "run") == "other.ckpt"
-    with pytest.raises(ValueError, match="has no checkpoint to go on from"):
+    with pytest.raises(ValueError, match="empty holds no run to go on with .*counts from"):
         find_checkpoint("last", here / "empty")
+    touch(here / "begun" / "run.log")
+    with pytest.raises(ValueError, match="has no checkpoint to go on from"):
+        find_checkpoint("last", here / "begun")
     with pytest.raises(ValueError, match=r"none\.ckpt: no such checkpoint\. In \. are other\.ckpt"):
         find_checkpoint("none.ckpt", here / "run")
     with pytest.raises(ValueError, match=r"x\.ckpt: no such checkpoint\. Set ckpt_path"):
