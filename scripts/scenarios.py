@@ -49,9 +49,10 @@ HEADS = (
     "as expected",
 )  # fmt: skip
 USUAL = re.compile(
-    r"run directory: |reading and tokenizing |(train|validation) data: |loading the model |"
-    r"no validation will run |Server .* is ready |step \d+/|writing the final model |wandb: |"
-    r"done after |resuming from |Curves and a summary: |GRPO from here: |"
+    r"run directory: |reading and tokenizing |(train|validation) data: |asking judge |"
+    r"loading the model |no validation will run |Server .* is ready |step \d+/|"
+    r"writing the final model |wandb: |done after |resuming from |"
+    r"Curves and a summary: |GRPO from here: |"
     r"Resume (after \d+ steps? )?with: |Resumed as it is, this run would stop again"
 )
 """What a healthy run prints."""
