@@ -77,7 +77,7 @@ class WithoutSuper(Squares):
 
 
 def test_an_own_data_module_that_does_not_call_its_base_is_told_to():
-    with pytest.raises(UserError, match=r"^WithoutSuper\.__init__ must call super\(\)\.__init__,"):
+    with pytest.raises(UserError, match=r"^WithoutSuper\.__init__ must call super\(\)\.__init__:"):
         fit(WithoutSuper(), max_steps=1)
 
 
