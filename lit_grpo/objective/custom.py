@@ -18,12 +18,29 @@ from torch import Tensor
 from lit_grpo.types import RewardTable, UserCodeFailed, UserError
 from lit_grpo.types.functions import defined_at, unfit_signature, users_traceback
 from lit_grpo.types.plain import import_path
+from lit_grpo.types.saved_state import saved_state
 
 Function = Callable[..., Any]
 """A function, or an object that can be called; in a config its path, or its class's."""
 
 _known_to_be_finite: list[Function] = []
 """Values are looked at once only, since that waits for a GPU. Objects need not be hashable."""
+
+
+def function_states(functions: Mapping[str, Function]) -> dict[str, Any]:
+    """Return key -> state of each function that is an object with a ``state_dict``."""
+    return {
+        key: saved_state(f"model.{key}", one.state_dict())
+        for key, one in functions.items()
+        if hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+    }
+
+
+def load_function_states(functions: Mapping[str, Function], states: Mapping[str, Any]) -> None:
+    """Restore the states of the functions that had one."""
+    for key, state in states.items():
+        if hasattr(functions.get(key), "load_state_dict"):
+            functions[key].load_state_dict(state)  # type: ignore[attr-defined]
 
 
 def check_arguments(key: str, choice: object, *arguments: str) -> None:

@@ -20,6 +20,7 @@ from lit_grpo.data import TrainingLoader
 from lit_grpo.diagnostics.step_log import StepLog
 from lit_grpo.distributed.ranks import gather_objects
 from lit_grpo.objective import AdvantageConfig, Objective
+from lit_grpo.objective.custom import function_states, load_function_states
 from lit_grpo.policy import LocalTeacher
 from lit_grpo.policy.body_and_head import num_compilations
 from lit_grpo.policy.files.loading import max_positions
@@ -431,6 +432,7 @@ class GRPOModule(EvaluatedModule):
         super().on_save_checkpoint(checkpoint)
         checkpoint["rollout_step"] = self.rollout_step
         checkpoint["rewards"] = self.rewards.state_dict()
+        checkpoint["functions"] = function_states(self._own_functions)
         stopped = get_stop_reason(self.trainer)
         # An engine that gave up may have sampled with other weights than it said.
         if stopped is None or stopped.exit_code != ExitCode.ENGINE_FAILED:
@@ -445,6 +447,7 @@ class GRPOModule(EvaluatedModule):
         self.rollout_step = checkpoint["rollout_step"]
         self.num_rollbacks = checkpoint.get("num_rollbacks", 0)
         self.rewards.load_state_dict(checkpoint["rewards"])
+        load_function_states(self._own_functions, checkpoint.get("functions", {}))
         self.collector.load_state_dict(checkpoint.get("rollouts", []))
         self.skipped_steps.load(checkpoint["num_skipped"])
         self._empty_steps.load(checkpoint.get("num_empty_steps", 0))

@@ -414,6 +414,33 @@ def test_a_step_that_is_left_undone_leaves_no_trace_in_the_state_of_a_reward(tmp
     torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
 
 
+class Growing:
+    """A surrogate whose losses grow with every call."""
+
+    num_calls = 0
+
+    def __call__(self, inputs, objective):
+        self.num_calls += 1
+        return -inputs.ratio * inputs.advantages * (1 + self.num_calls)
+
+    def state_dict(self):
+        return {"num_calls": self.num_calls}
+
+    def load_state_dict(self, state):
+        self.num_calls = state["num_calls"]
+
+
+def test_a_function_of_the_objective_may_have_a_state(tmp_path):
+    def growing():
+        return {"objective": Objective(surrogate=Growing())}
+
+    _, whole = train(tmp_path / "whole", changed=growing())
+    train(tmp_path / "run", StopAfter(2), changed=growing())
+    _, resumed = train(tmp_path / "run", ckpt_path="last", changed=growing())
+    assert resumed.objective.surrogate.num_calls == whole.objective.surrogate.num_calls > 2
+    torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
 def test_another_policy_does_not_resume_a_run_unless_that_is_wanted(tmp_path, lora):
     paths = {seed: str(tmp_path / f"model{seed}") for seed in (1, 2)}
