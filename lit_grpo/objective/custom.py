@@ -98,6 +98,24 @@ def _fields(one: Any) -> dict[str, object]:
     return {} if one is None else {field.name: getattr(one, field.name) for field in fields(one)}
 
 
+def _refuse_changed(function: Function, versions: Sequence[tuple[str, Tensor, int]]) -> None:
+    """Refuse a function that has changed tensors in place.
+
+    Args:
+        versions: The tensors that it got, their names, and how often they had been changed before.
+
+    Raises:
+        UserError: it has changed one.
+    """
+    for name, tensor, version in versions:
+        if tensor._version != version:
+            raise UserError(
+                f"{describe(function)} must leave its arguments as they are, but has changed "
+                f"{name} in place (metrics, other parts of the loss and later updates read it, "
+                f"too). Write x = x - 1, not x -= 1 or x.sub_(1), or change {name}.clone()."
+            )
+
+
 def call(
     function: Function,
     arguments: Mapping[str, object],
@@ -129,13 +147,7 @@ def call(
         result = function(*arguments.values())
     except Exception as error:
         raise UserCodeFailed(f"{describe(function)} failed:\n{users_traceback(error)}") from error
-    for name, tensor, version in versions:
-        if tensor._version != version:
-            raise UserError(
-                f"{describe(function)} must leave its arguments as they are, but has changed "
-                f"{name} in place (metrics, other parts of the loss and later updates read it, "
-                f"too). Write x = x - 1, not x -= 1 or x.sub_(1), or change {name}.clone()."
-            )
+    _refuse_changed(function, versions)
     allowed = " or ".join(map(str, shapes))
     rule = f"{describe(function)} must return {what}, a tensor of shape {allowed}"
     if not isinstance(result, Tensor):

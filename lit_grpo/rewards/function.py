@@ -107,8 +107,8 @@ class FunctionReward(Reward):
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Check that the data has every column that the function requires."""
         for prompt in prompts:
-            names = self._form.names(prompt)
-            missing = [name for name in self.columns if name not in names]
+            there = self._form.names(prompt)
+            missing = [name for name in self.columns if name not in there]
             if names := " and ".join(sorted(TRL_TRAINER_ARGUMENTS.intersection(missing))):
                 raise UserError(
                     f"{self.name} must not require {names} (only TRL's trainer passes that). "
@@ -142,19 +142,20 @@ class FunctionReward(Reward):
 
     def _row(self, prompt: Prompt) -> dict[str, Any]:
         """Return the arguments from the row that the function takes; it may change what it gets."""
-        names = self._form.names(prompt)
-        taken = names if self._takes_all else [name for name in names if name in self._named]
+        taken = filter(self._takes, self._form.names(prompt))
         return {name: self._form.value(prompt, name) for name in taken}
+
+    def _takes(self, name: str) -> bool:
+        return self._takes_all or name in self._named
 
     @property
     def _form(self) -> CallConvention:
         return VERL if "solution_str" in self._named else TRL
 
     def _call(self, given: dict[str, Any]) -> Any:
-        if not self._takes_all:
-            given = {name: value for name, value in given.items() if name in self._named}
+        taken = {name: value for name, value in given.items() if self._takes(name)}
         settings = {name: own_copy(value) for name, value in self.reward_kwargs.items()}
-        return self.function(**(given | settings))
+        return self.function(**(taken | settings))
 
     def _check_reward_kwargs(self) -> None:
         accepted = [name for name in self._named if name not in self._form.reserved]
@@ -217,17 +218,26 @@ def _gold(prompt: Prompt) -> Any:
     return prompt.answer if prompt.given_answer is None else own_copy(prompt.given_answer)
 
 
-def _verl_row(prompt: Prompt) -> dict[str, Any]:
-    """Return verl's arguments from the row, without those that it does not have."""
-    columns = prompt.columns
-    reward_model = columns.get("reward_model")
+def _verl_gold(prompt: Prompt) -> Any:
+    reward_model = prompt.columns.get("reward_model")
     gold = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
-    row = {
-        "data_source": columns.get("data_source"),
-        "ground_truth": _gold(prompt) if gold is None else gold,
-        "extra_info": columns.get("extra_info") or {},
-    }
-    return {name: value for name, value in row.items() if value is not None}
+    return _gold(prompt) if gold is None else gold
+
+
+VERL_ARGUMENTS: Mapping[str, Callable[[Prompt], Any]] = {
+    "data_source": lambda prompt: prompt.columns.get("data_source"),
+    "ground_truth": _verl_gold,
+    "extra_info": lambda prompt: prompt.columns.get("extra_info") or {},
+}
+"""verl's arguments from a row, which may lack some: None."""
+
+
+def _verl_names(prompt: Prompt) -> list[str]:
+    return [name for name, read in VERL_ARGUMENTS.items() if read(prompt) is not None]
+
+
+def _verl_value(prompt: Prompt, name: str) -> Any:
+    return VERL_ARGUMENTS[name](prompt)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,11 +255,7 @@ class CallConvention:
 TRL = CallConvention(
     reserved=("prompts", "completions", "completion_ids"), names=_trl_names, value=_trl_value
 )
-VERL = CallConvention(
-    reserved=("solution_str",),
-    names=lambda prompt: _verl_row(prompt).keys(),
-    value=lambda prompt, name: _verl_row(prompt)[name],
-)
+VERL = CallConvention(reserved=("solution_str",), names=_verl_names, value=_verl_value)
 
 
 def _completion_arguments(prompt: Prompt, completions: Sequence[Completion]) -> dict[str, Any]:
