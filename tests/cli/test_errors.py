@@ -252,6 +252,7 @@ ARGUMENTS = {
     "mine.py": "Several files are one list, in quotes: --data.train '[a.jsonl, mine.py]'.",
     "x" * 300: f"{'x' * 300}: unexpected argument. Use --config FILE and --KEY VALUE.",
     "stray": "stray: unexpected argument. Use --config FILE and --KEY VALUE.",
+    "--allow_changes true": "Flags such as --allow_changes take no value. Leave true out.",
     "--config": "-c/--config: expected one argument",
     "--trainer.default_root_dir=${run_dri}/x": (
         "trainer.default_root_dir: ${run_dri} names no key. Did you mean run_dir?"

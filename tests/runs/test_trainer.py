@@ -249,6 +249,21 @@ def test_what_was_allowed_goes_on_though_the_run_was_killed_before_it_saved(tmp_
         train(tmp_path, ckpt_path=tmp_path / "left_behind/step_000003.ckpt", max_steps=5)
 
 
+def test_what_a_run_has_allowed_holds_for_its_own_checkpoints_only(tmp_path):
+    other, own = {"group_size": 4}, tmp_path / "own"
+    train(tmp_path / "other", max_steps=1, changed=other)
+    train(own, max_steps=2)
+    train(own, ckpt_path="last")
+    saved = weights_of(own)
+    with pytest.raises(UserError, match="model.group_size: 4 -> 2"):
+        train(own, max_steps=4, ckpt_path=tmp_path / "other/checkpoints/last.ckpt")
+    assert weights_of(own) == saved
+
+
+def weights_of(run_dir: Path) -> bytes:
+    return (run_dir / "checkpoints/last.ckpt").read_bytes()
+
+
 def test_a_state_that_begins_anew_is_allowed_once(tmp_path):
     plain, amsgrad = (
         {"optimizer": partial(torch.optim.AdamW, lr=1e-3, amsgrad=is_on)} for is_on in (False, True)

@@ -284,7 +284,9 @@ def explain_unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str
     argument = match["argument"].split("=")[0]
     if not argument.startswith("--"):
         fix = "Use --config FILE and --KEY VALUE."
-        if argument.endswith((".yaml", ".yml")):
+        if argument.lower() in ("true", "false"):
+            fix = f"Flags such as --allow_changes take no value. Leave {argument} out."
+        elif argument.endswith((".yaml", ".yml")):
             fix = f"Each file needs the word before it: --config {argument}."
         elif os.path.isfile(argument):  # a shell has put several names in place of a pattern
             fix = f"Several files are one list, in quotes: --data.train '[a.jsonl, {argument}]'."

@@ -44,14 +44,21 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if number == 1:
                 refuse_other_formats(line, path)
                 is_whole = not (line.rstrip().endswith(b"]") and file.peek(1))
-                if is_whole and _START_OF_ARRAY.match(line):
-                    raise _is_array(path)
+                if is_whole and starts_array(line):
+                    raise array_error(path)
             if line.strip():
                 yield number, _parse_line(line, f"{path}, row {number}")
 
 
-def _is_array(path: Path) -> UserError:
-    new = str(path.with_stem(f"{path.stem}_lines"))
+def starts_array(line: bytes) -> bool:
+    """Return whether the first line of a file begins an array of objects."""
+    return _START_OF_ARRAY.match(line) is not None
+
+
+def array_error(path: Path) -> UserError:
+    """Return the error for a file that is one array, with how to convert it."""
+    is_jsonl = path.suffix == ".jsonl"
+    new = str(path.with_stem(f"{path.stem}_lines") if is_jsonl else path.with_suffix(".jsonl"))
     return UserError(
         f"{path} is one JSON array, not one JSON object a line. Convert it: python -c "
         f"\"import json; open({new!r}, 'w').writelines(json.dumps(one) + '\\n' for one in "

@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.data.rows.files import READERS
 from lit_grpo.data.rows.hf_datasets import open_dataset
+from lit_grpo.data.rows.json_lines import MAX_LINE_BYTES, array_error, starts_array
 from lit_grpo.types import UserError
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,11 @@ def _unread(source: str, path: Path) -> UserError:
     suffixes = ", ".join(READERS)
     wrong = f"{source} must end in {suffixes}, got {path.suffix!r} (the suffix selects the reader)."
     if (reader := _CONVERTED.get(path.suffix)) is None:
-        return UserError(f"{wrong} Convert or rename the file.")
+        if path.suffix != ".json":
+            return UserError(f"{wrong} Convert or rename the file.")
+        with path.open("rb") as file:
+            is_array = starts_array(file.readline(MAX_LINE_BYTES))
+        return array_error(path) if is_array else UserError(f"{wrong} Rename it to end in .jsonl.")
     new = str(path.with_suffix(".jsonl"))
     return UserError(
         f'{wrong} Convert it: python -c "import pandas; pandas.{reader[0]}'

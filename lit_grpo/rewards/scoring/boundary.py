@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Mapping, Set, Sized
 from dataclasses import replace
+from decimal import Decimal
 from numbers import Real
 from pathlib import Path
 
@@ -29,6 +30,10 @@ PROGRAMMING_ERRORS = (
 """Exceptions that usually mean a mistake in the code, such as a missing column."""
 
 
+UNORDERED_OR_TEXT = (str, bytes, Mapping, Set)
+"""What one can iterate over, although its items do not stand for the completions in turn."""
+
+
 def as_scores(
     result: object, count: int, seconds: float, scorer: Callable[..., object]
 ) -> tuple[Score, ...]:
@@ -37,7 +42,7 @@ def as_scores(
     Args:
         scorer: The user's function or method that returned it.
     """
-    if not isinstance(result, Iterable) or isinstance(result, str | bytes | dict):
+    if not isinstance(result, Iterable) or isinstance(result, UNORDERED_OR_TEXT):
         return _wrong_shape(_show(result), count, seconds, scorer)
     values = list(result)
     if len(values) != count:
@@ -127,7 +132,7 @@ def _no_scores(
 def _as_float(value: object) -> float:
     """Convert a number of Python, NumPy or torch; a tensor must have one element."""
     number = value.item() if hasattr(value, "item") else value
-    if not isinstance(number, Real):
+    if not isinstance(number, Real | Decimal):
         raise TypeError(f"returned {_show(value)}, not a number, None or a Score")
     return float(number)
 

@@ -85,7 +85,7 @@ class EventsFile(Callback):
         if (take := getattr(pl_module, "take_last_start", None)) is not None:
             starts = read_starts(self.run_dir) if trainer.is_global_zero else []
             last = (starts[-1].settings, starts[-1].step) if starts else ({}, 0)
-            take(*trainer.strategy.broadcast(last))
+            take(*trainer.strategy.broadcast(last), Path(self.run_dir))
 
     def on_event(self, trainer: L.Trainer, event: Event) -> None:
         """Append an event.

@@ -1,11 +1,13 @@
 """Files and datasets become rows that know their origin, or an error that names it."""
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
 
 from lit_grpo.data.rows.sources import read_rows
+from lit_grpo.types import UserError
 
 
 def write(path: Path, content: str | bytes) -> str:
@@ -66,8 +68,19 @@ def test_a_directory_that_is_called_like_a_file_is_said_to_be_one(tmp_path):
 
 
 def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path):
-    with pytest.raises(ValueError, match=r"must end in \.jsonl, \.parquet, \.csv, got '\.json'"):
-        read_rows(write(tmp_path / "t.json", "[]"))
+    with pytest.raises(ValueError, match=r"must end in \.jsonl, \.parquet, \.csv, got '\.dat'"):
+        read_rows(write(tmp_path / "t.dat", "[]"))
+
+
+def test_json_is_refused_with_the_command_that_converts_it_or_to_be_renamed(tmp_path):
+    row = {"prompt": "1+1=", "answer": "2"}
+    for text in (json.dumps([row]), json.dumps([row], indent=2)):
+        with pytest.raises(UserError, match=r"t\.json is one JSON array, .* Convert it: ") as e:
+            read_rows(write(tmp_path / "t.json", text))
+        exec(str(e.value).partition('python -c "')[2].removesuffix('"'))
+        assert read_rows(str(tmp_path / "t.jsonl"))[0].columns == row
+    with pytest.raises(UserError, match=r"got '\.json' .* Rename it to end in \.jsonl\."):
+        read_rows(write(tmp_path / "t.json", json.dumps(row)))
 
 
 @pytest.mark.parametrize(

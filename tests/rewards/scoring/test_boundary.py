@@ -1,5 +1,6 @@
 import asyncio
 import re
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -18,7 +19,7 @@ def scorer(completions):
 @pytest.mark.parametrize(
     "value",
     [
-        *(True, 1, 1.0, Fraction(2, 2)),
+        *(True, 1, 1.0, Fraction(2, 2), Decimal(1)),
         *(np.float32(1), np.int64(1), np.bool_(True), np.ones(1)),
         *(torch.tensor(1), torch.tensor([1.0]), torch.tensor(True)),
     ],
@@ -77,6 +78,7 @@ def test_scores_of_a_group_share_its_seconds(result):
         (None, "returned None (NoneType) for 2 completions"),
         ("ab", "returned 'ab' (str of length 2) for 2 completions"),
         ({0: 1.0, 1: 2.0}, "(dict of length 2) for 2 completions"),
+        ({1.0, 2.0}, "(set of length 2) for 2 completions"),  # in no order
     ],
 )
 def test_wrong_number_of_scores_is_an_error_on_every_row(result, detail):
