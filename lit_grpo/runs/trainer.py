@@ -16,11 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import Logger
 
 from lit_grpo.distributed.supported import supported_strategy
-from lit_grpo.runs.checkpoints.resume import (
-    find_checkpoint,
-    refuse_unfit,
-    refuse_used,
-)
+from lit_grpo.runs.checkpoints.resume import find_checkpoint, refuse_unfit, refuse_used
 from lit_grpo.runs.launcher import is_repeated
 from lit_grpo.runs.reuse import claim_for_run, mark_as_trained, refuse_trained
 from lit_grpo.runs.run_callbacks import (
@@ -45,10 +41,7 @@ from lit_grpo.runs.trainer_settings import (
     refuse_missing_gpu,
     rewording_notebook_error,
 )
-from lit_grpo.stopping import (
-    ExitCode,
-    exit_code_of_error,
-)
+from lit_grpo.stopping import ExitCode, exit_code_of_error
 from lit_grpo.types import StopReason, UserError, setting_error
 from lit_grpo.types.errors import keeping_interrupts
 from lit_grpo.types.field_types import check_init

@@ -182,6 +182,8 @@ class EvaluatedModule(ResumableModule):
     def on_validation_epoch_end(self) -> None:
         # Without a scored completion log NaN: Lightning would select checkpoints by the last value.
         absent = dict.fromkeys(self.evaluation.accuracy_names, math.nan)
+        if is_cut_short(self.trainer):  # perhaps by a callback
+            mark_unfinished_validation(self.trainer)
         found = {} if is_cut_short(self.trainer) else self._val_metrics.merged()
         self.log_dict(absent | found)
         self._warn_of_unscored(found)

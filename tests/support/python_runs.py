@@ -29,9 +29,10 @@ def train(
     **settings,
 ):
     changed = dict(changed or {})
-    of_data = {"train_size": 8, "prompts_per_step": 2} | changed.pop("data", {})
+    of_data = {"train_size": 8, "prompts_per_step": 2, "validation_size": 0}
+    of_data |= changed.pop("data", {})
     module = make_module(**{"group_size": 2} | changed)
-    data = AdditionData(1, validation_size=0, **of_data)
+    data = AdditionData(1, **of_data)
     callbacks = [Checkpoints(dirpath=str(run_dir / "checkpoints")), *callbacks]
     settings |= {"accelerator": "cpu", "enable_progress_bar": False}
     trainer = Trainer(run_dir, max_steps=max_steps, callbacks=callbacks, **settings)

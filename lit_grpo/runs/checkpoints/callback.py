@@ -21,6 +21,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.diagnostics.unlogged_metric import describe_unknown
 from lit_grpo.runs.checkpoints.files import BEST_FILE, LAST, SUMMARY, is_healthy
+from lit_grpo.runs.checkpoints.fit_loop import make_last_validation
 from lit_grpo.runs.checkpoints.loop_counters import (
     settle_validation,
     undo_completed_batch,
@@ -122,6 +123,8 @@ class Checkpoints(Callback):
         self._validated_step = -1
         self._is_waiting = False
         """Whether a checkpoint is due once the validation of this step is done."""
+        self._unmoved: dict[str, Any] | None = None
+        """Lightning's counters as they were loaded, until a resumed run begins something."""
 
     @property
     def directory(self) -> Path:
@@ -131,6 +134,7 @@ class Checkpoints(Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._dirpath_of_run = Path(trainer.default_root_dir) / "checkpoints"
+        make_last_validation(trainer)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = CheckpointWriter(
                 in_background=self.in_background,
@@ -158,7 +162,13 @@ class Checkpoints(Callback):
             # Otherwise it would avoid a ``last.ckpt`` that it did not write itself.
             other.last_model_path = other.last_model_path or os.path.join(str(other.dirpath), LAST)
 
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._unmoved = checkpoint.get("loops", {}).get("fit_loop")
+
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        self._unmoved = None
         self._validates_after = validates_next(trainer)  # a stop would hide it
 
     def on_train_batch_end(
@@ -202,6 +212,7 @@ class Checkpoints(Callback):
         if trainer.state.fn != "fit" or trainer.sanity_checking or trainer.global_step == 0:
             return
         self._moment, self._validated_step = "validation", num_finished_steps(trainer)
+        self._unmoved = None
         if not trainer.fast_dev_run and self._is_best(trainer):  # type: ignore[attr-defined]
             trainer.save_checkpoint(self.directory / BEST_FILE)
         if self._is_waiting and get_stop_reason(trainer) is None:
@@ -270,6 +281,9 @@ class Checkpoints(Callback):
             "trouble": trouble_of(trainer),
             "metrics": metrics,
         }
+        if self._unmoved is not None:  # stopped before its first step
+            checkpoint["loops"]["fit_loop"] = self._unmoved
+            return
         loops = checkpoint["loops"]["fit_loop"]
         settle_validation(loops)
         if self._moment == "validation":

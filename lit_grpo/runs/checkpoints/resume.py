@@ -27,6 +27,7 @@ from lit_grpo.runs.checkpoints.files import (
 from lit_grpo.runs.files.config import is_run, similar_run
 from lit_grpo.runs.files.event_log import NAME as EVENTS
 from lit_grpo.runs.files.event_log import Event, append_event, now, read_events
+from lit_grpo.runs.files.log import close_run_log, open_run_log
 from lit_grpo.types import UserError, setting_error
 from lit_grpo.types.atomic import earlier_path
 from lit_grpo.types.paths import refuse_unreadable
@@ -183,10 +184,8 @@ def _newest_intact(run_dir: Path) -> Path:
             continue
         why = why_unusable(checkpoint, reads_all=True)
         if not why:
-            for other, reason in found.items():
-                log.warning("%s is damaged and passed over: %s", checkpoint.parent / other, reason)
-            if found and get_rank() == 0:
-                _record_damage(run_dir, found, checkpoint)
+            if found:
+                _report_damage(run_dir, found, checkpoint)
             return checkpoint
         found[name] = why
     lost = [one for one in _named_checkpoints(run_dir) if not one.exists()]
@@ -209,6 +208,19 @@ def _newest_intact(run_dir: Path) -> Path:
         f"name another checkpoint in ckpt_path; to start again move {run_dir} away, or set another "
         "run_dir."
     )
+
+
+def _report_damage(run_dir: Path, damaged: Mapping[str, str], used: Path) -> None:
+    """Log which checkpoints are damaged, in ``run.log``, too, and record it among the events."""
+    run_log = None
+    with suppress(UserError):  # the run may be only read, for an evaluation
+        run_log = open_run_log(run_dir, get_rank())
+    for name, why in damaged.items():
+        log.warning("%s is damaged and passed over: %s", used.parent / name, why)
+    if run_log is not None:
+        close_run_log(run_log)
+    if get_rank() == 0:
+        _record_damage(run_dir, damaged, used)
 
 
 def _record_damage(run_dir: Path, damaged: Mapping[str, str], used: Path) -> None:

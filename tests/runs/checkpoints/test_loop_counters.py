@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import Checkpoints
+from lit_grpo.runs.checkpoints.files import read_state
 from lit_grpo.runs.checkpoints.loop_counters import FIRST_BATCH, undo_end, validates_next
 from lit_grpo.runs.files.metrics import MetricsFile
 from lit_grpo.stopping import stop_run
@@ -32,8 +33,8 @@ class StopAt(Callback):
 
 
 # Epochs have three steps, and every second step is followed by a validation: stops come in the
-# middle of an epoch and at its end, with and without a validation.
-@pytest.mark.parametrize("stop_at", [1, 2, 3, 4, 6])
+# middle of an epoch, at its end and at that of the run, with and without a validation.
+@pytest.mark.parametrize("stop_at", [1, 2, 3, 4, 6, 8, 9])
 @pytest.mark.parametrize("limits", [{"steps": 8}, {"steps": -1, "max_epochs": 3}])
 @pytest.mark.parametrize(
     ("reason", "compared"),
@@ -63,6 +64,33 @@ def test_a_resumed_run_continues_exactly_where_it_was_stopped(
     resumed = run(tmp_path / "cut", ckpt_path=tmp_path / "cut" / "last.ckpt")
     assert torch.equal(resumed.model.linear.weight, whole.model.linear.weight)
     assert resumed.global_step == whole.global_step
+    rows = [pd.read_csv(tmp_path / name / "metrics.csv")[compared] for name in ("cut", "whole")]
+    pd.testing.assert_frame_equal(*rows)
+
+
+class StopAtStart(Callback):
+    def on_train_start(self, trainer, *args):
+        stop_run(trainer, StopReason(exit_code=20, message="not now"))
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 3, 6, 8])
+def test_a_resumed_run_that_is_stopped_before_its_first_step_stays_where_it_was(tmp_path, stop_at):
+    def run(directory, *callbacks, **options):
+        torch.manual_seed(0)
+        saving = Checkpoints(dirpath=str(directory))
+        logger = MetricsFile(directory)
+        options |= {"validate_every": 2, "num_batches": 3, "steps": 8, "logger": logger}
+        return fit(lambda step: STEP, [*callbacks, saving], **options)
+
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "cut", StopAt(stop_at, StopReason(exit_code=143, message="left")))
+    last = tmp_path / "cut" / "last.ckpt"
+    loops = read_state(last)["loops"]
+    run(tmp_path / "cut", StopAtStart(), ckpt_path=last)
+    assert read_state(last)["loops"] == loops
+    resumed = run(tmp_path / "cut", ckpt_path=last)
+    assert torch.equal(resumed.model.linear.weight, whole.model.linear.weight)
+    compared = ["step", "policy/loss", "val/accuracy"]
     rows = [pd.read_csv(tmp_path / name / "metrics.csv")[compared] for name in ("cut", "whole")]
     pd.testing.assert_frame_equal(*rows)
 

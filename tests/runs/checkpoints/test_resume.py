@@ -72,6 +72,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_newest_intact_one_is_the_last(h
     damaged.write_bytes(damaged.read_bytes()[:-10])
     assert find_checkpoint("last", here / "run") == str(intact)
     assert "last.ckpt is damaged" in caplog.text
+    assert "last.ckpt is damaged and passed over" in (here / "run" / "run.log").read_text()
     (event,) = read_events(here / "run")
     assert (event.kind, event.cause) == ("warning", "checkpoint_damaged")
     assert event.message == (
