@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -64,8 +64,8 @@ class ResumableModule(PolicyModule):
     the changes of its config."""
     _last_start_step = 0
     """The rollout step from which the run was last started or resumed."""
-    _run_dir: Path | None = None
-    """The directory of the run, if it keeps events."""
+    _is_foreign: Callable[[str], bool] | None = None
+    """Returns whether a checkpoint is of another run, if this one keeps events."""
     _has_other_optimizer = False
     """Whether the state of the optimizer in the checkpoint is of no use to the current one."""
     allow_changes = False
@@ -191,16 +191,19 @@ class ResumableModule(PolicyModule):
         """Checksums of what decides what is learned, by section, for the events of the run."""
         return self._run_settings.checksums
 
-    def take_last_start(self, checksums: Mapping[str, str], step: int, run_dir: Path) -> None:
+    def take_last_start(
+        self, checksums: Mapping[str, str], step: int, is_foreign: Callable[[str], bool]
+    ) -> None:
         """Take the settings of the run's last start or resume, which a resume need not allow.
 
         Args:
             step: The rollout step that it was resumed from. Later checkpoints either have the same
                 settings, or are of steps that the run has left behind.
-            run_dir: The directory of the run; checkpoints elsewhere are of other runs.
+            is_foreign: Return whether the checkpoint at a path is another run's, of which the
+                last start says nothing.
         """
         self._run_settings.last_start, self._last_start_step = checksums, step
-        self._run_dir = run_dir
+        self._is_foreign = is_foreign
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["optimizer_settings"] = self._optimizer_settings
@@ -214,7 +217,8 @@ class ResumableModule(PolicyModule):
         may_be_others = self.allow_changes
         if is_fit:  # another checkpoint may be evaluated afterwards
             is_later = checkpoint.get("summary", {}).get("rollout_step", 0) > self._last_start_step
-            if is_later or not self._is_of_run(self.trainer.ckpt_path):
+            path = str(self.trainer.ckpt_path or "")
+            if is_later or (self._is_foreign is not None and self._is_foreign(path)):
                 self._run_settings.last_start = {}  # it was no start from this checkpoint
             sources = as_plain(self._sources())
             may_be_others |= self._run_settings.record_start("sources", sources)
@@ -237,11 +241,6 @@ class ResumableModule(PolicyModule):
             self._leave_out_other_optimizer(checkpoint, optimizer)
         else:
             refuse_other_settings(checkpoint, self.policy.computed_by())
-
-    def _is_of_run(self, checkpoint: str | Path | None) -> bool:
-        """Return whether a checkpoint is in the directory of the run."""
-        path = Path(checkpoint or "").resolve()
-        return self._run_dir is not None and path.is_relative_to(self._run_dir.resolve())
 
     def _take_trained_weights(self, checkpoint: dict[str, Any]) -> None:
         """Let a run that no longer averages its weights go on from those that it trains.

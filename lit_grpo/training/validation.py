@@ -21,7 +21,13 @@ from lit_grpo.distributed.ranks import any_failure
 from lit_grpo.policy.files.loading import max_positions
 from lit_grpo.policy.files.vocabulary import check_prompt_tokens
 from lit_grpo.rollout import EngineFailed
-from lit_grpo.stopping import ExitCode, get_stop_reason, mark_unfinished_validation, stop_run
+from lit_grpo.stopping import (
+    ExitCode,
+    get_stop_reason,
+    has_left_validation,
+    mark_unfinished_validation,
+    stop_run,
+)
 from lit_grpo.training.checks.compatibility import (
     check_prompts_fit,
     log_if_endless,
@@ -51,6 +57,8 @@ class EvaluatedModule(ResumableModule):
     has_begun = False
     """Whether settings and data have been checked, and it trains or evaluates."""
     _is_checked = False
+    _is_cut_short = False
+    """Whether a batch of the validation was left out."""
     _most_unscored: Mapping[str, float] = MappingProxyType({})
     """The largest shares of completions without a score so far, by their metrics."""
 
@@ -160,12 +168,13 @@ class EvaluatedModule(ResumableModule):
 
     def on_validation_epoch_start(self) -> None:
         self.has_begun = True
-        self._val_metrics = Metrics()
+        self._val_metrics, self._is_cut_short = Metrics(), False
         with stops_on_failure(self.trainer):
             load_weights(self.engine, self.policy, self.policy_version)
 
     def validation_step(self, prompts: Sequence[Prompt], batch_idx: int) -> None:
         if is_cut_short(self.trainer):
+            self._is_cut_short = True
             return
         seed = self.seeds.derive(SeedPurpose.EVALUATION, batch_idx)
         stage = self.events.stage("evaluation", progress=lambda: self.evaluation.progress())
@@ -182,9 +191,9 @@ class EvaluatedModule(ResumableModule):
     def on_validation_epoch_end(self) -> None:
         # Without a scored completion log NaN: Lightning would select checkpoints by the last value.
         absent = dict.fromkeys(self.evaluation.accuracy_names, math.nan)
-        if is_cut_short(self.trainer):  # perhaps by a callback
+        if is_cut := self._is_cut_short or has_left_validation(self.trainer):
             mark_unfinished_validation(self.trainer)
-        found = {} if is_cut_short(self.trainer) else self._val_metrics.merged()
+        found = {} if is_cut else self._val_metrics.merged()
         self.log_dict(absent | found)
         self._warn_of_unscored(found)
 

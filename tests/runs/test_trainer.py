@@ -260,6 +260,20 @@ def test_what_a_run_has_allowed_holds_for_its_own_checkpoints_only(tmp_path):
     assert weights_of(own) == saved
 
 
+def test_checkpoints_on_another_disk_are_those_of_the_run(tmp_path):
+    run_dir, disk, kept = (tmp_path / name for name in ("run", "disk", "kept"))
+    disk.mkdir()
+    run_dir.mkdir()
+    (run_dir / "checkpoints").symlink_to(disk)
+    train(run_dir, StopAfter(1))
+    shutil.copytree(disk, kept, symlinks=True)
+    changed = {"group_size": 4}
+    train(run_dir, ckpt_path="last", changed=changed, allow_changes=True)
+    shutil.rmtree(disk)
+    shutil.copytree(kept, disk, symlinks=True)
+    train(run_dir, ckpt_path="last", changed=changed)
+
+
 def weights_of(run_dir: Path) -> bytes:
     return (run_dir / "checkpoints/last.ckpt").read_bytes()
 

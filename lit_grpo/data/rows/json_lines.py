@@ -16,7 +16,7 @@ MAX_LINE_BYTES = 100_000_000
 
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 _ROWS_BETWEEN_CR = re.compile(rb"\}[ \t]*\r\s*\{")
-_START_OF_ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*(\{|$)")
+STARTS_ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*(\{|$)")
 _JSON_NAMES = {list: "a list", str: "text", bool: "true or false", type(None): "null"}
 
 MAGIC = (
@@ -44,24 +44,20 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if number == 1:
                 refuse_other_formats(line, path)
                 is_whole = not (line.rstrip().endswith(b"]") and file.peek(1))
-                if is_whole and starts_array(line):
+                if is_whole and STARTS_ARRAY.match(line):
                     raise array_error(path)
             if line.strip():
                 yield number, _parse_line(line, f"{path}, row {number}")
 
 
-def starts_array(line: bytes) -> bool:
-    """Return whether the first line of a file begins an array of objects."""
-    return _START_OF_ARRAY.match(line) is not None
-
-
 def array_error(path: Path) -> UserError:
     """Return the error for a file that is one array, with how to convert it."""
-    is_jsonl = path.suffix == ".jsonl"
-    new = str(path.with_stem(f"{path.stem}_lines") if is_jsonl else path.with_suffix(".jsonl"))
+    new = path.with_suffix(".jsonl")
+    if new.exists():
+        new = new.with_stem(f"{path.stem}_lines")
     return UserError(
         f"{path} is one JSON array, not one JSON object a line. Convert it: python -c "
-        f"\"import json; open({new!r}, 'w').writelines(json.dumps(one) + '\\n' for one in "
+        f"\"import json; open({str(new)!r}, 'w').writelines(json.dumps(one) + '\\n' for one in "
         f"json.load(open({str(path)!r}, encoding='utf-8-sig')))\""
     )
 

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.data.rows.files import READERS
 from lit_grpo.data.rows.hf_datasets import open_dataset
-from lit_grpo.data.rows.json_lines import MAX_LINE_BYTES, array_error, starts_array
+from lit_grpo.data.rows.json_lines import STARTS_ARRAY, array_error
 from lit_grpo.types import UserError
 
 log = logging.getLogger(__name__)
@@ -84,8 +84,9 @@ def _unread(source: str, path: Path) -> UserError:
         if path.suffix != ".json":
             return UserError(f"{wrong} Convert or rename the file.")
         with path.open("rb") as file:
-            is_array = starts_array(file.readline(MAX_LINE_BYTES))
-        return array_error(path) if is_array else UserError(f"{wrong} Rename it to end in .jsonl.")
+            is_array = STARTS_ARRAY.match(file.read(1000)) is not None
+        fix = "If each line is one JSON object, rename it to end in .jsonl."
+        return array_error(path) if is_array else UserError(f"{wrong} {fix}")
     new = str(path.with_suffix(".jsonl"))
     return UserError(
         f'{wrong} Convert it: python -c "import pandas; pandas.{reader[0]}'

@@ -209,10 +209,12 @@ class Checkpoints(Callback):
         return time.monotonic() - self._saved_at >= seconds
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn != "fit" or trainer.sanity_checking or trainer.global_step == 0:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        self._unmoved = None
+        if trainer.global_step == 0:
             return
         self._moment, self._validated_step = "validation", num_finished_steps(trainer)
-        self._unmoved = None
         if not trainer.fast_dev_run and self._is_best(trainer):  # type: ignore[attr-defined]
             trainer.save_checkpoint(self.directory / BEST_FILE)
         if self._is_waiting and get_stop_reason(trainer) is None:

@@ -69,6 +69,12 @@ def is_run(path: Path) -> bool:
     return any((path / name).exists() for name in MARKS)
 
 
+def is_of_another_run(checkpoint: str | Path, run_dir: Path) -> bool:
+    """Return whether a checkpoint is in the directory of another run than this one's."""
+    other = Path(checkpoint).absolute().parent.parent
+    return is_run(other) and other.resolve() != run_dir.resolve()
+
+
 def similar_run(path: Path) -> str:
     """Return `` Did you mean X?`` for the run, or directory of runs, whose path is the closest."""
     parents = (path, *path.parents)

@@ -6,6 +6,7 @@ Metrics are the numbers of each step; events describe in words what happened to 
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.diagnostics.causes.table import cause_of_exit
 from lit_grpo.diagnostics.errors import cause_of_error
+from lit_grpo.runs.files.config import is_of_another_run
 from lit_grpo.runs.files.event_log import (
     LEAKED,
     Event,
@@ -85,7 +87,8 @@ class EventsFile(Callback):
         if (take := getattr(pl_module, "take_last_start", None)) is not None:
             starts = read_starts(self.run_dir) if trainer.is_global_zero else []
             last = (starts[-1].settings, starts[-1].step) if starts else ({}, 0)
-            take(*trainer.strategy.broadcast(last), Path(self.run_dir))
+            is_foreign = partial(is_of_another_run, run_dir=Path(self.run_dir))
+            take(*trainer.strategy.broadcast(last), is_foreign)
 
     def on_event(self, trainer: L.Trainer, event: Event) -> None:
         """Append an event.

@@ -74,12 +74,13 @@ def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path):
 
 def test_json_is_refused_with_the_command_that_converts_it_or_to_be_renamed(tmp_path):
     row = {"prompt": "1+1=", "answer": "2"}
-    for text in (json.dumps([row]), json.dumps([row], indent=2)):
+    for text in (json.dumps([row]), "\n" + json.dumps([row], indent=2)):
         with pytest.raises(UserError, match=r"t\.json is one JSON array, .* Convert it: ") as e:
             read_rows(write(tmp_path / "t.json", text))
         exec(str(e.value).partition('python -c "')[2].removesuffix('"'))
-        assert read_rows(str(tmp_path / "t.jsonl"))[0].columns == row
-    with pytest.raises(UserError, match=r"got '\.json' .* Rename it to end in \.jsonl\."):
+    for name in ("t.jsonl", "t_lines.jsonl"):  # the second conversion replaces nothing
+        assert read_rows(str(tmp_path / name))[0].columns == row
+    with pytest.raises(UserError, match=r"got '\.json' .* rename it to end in \.jsonl\."):
         read_rows(write(tmp_path / "t.json", json.dumps(row)))
 
 

@@ -93,3 +93,24 @@ def test_the_last_validation_can_be_stopped_again_and_again(tmp_path, hook, how,
         assert rows(cut)["val/accuracy"].isna().all()
     run(cut, ckpt_path="last", **limits)
     pd.testing.assert_frame_equal(rows(cut), rows(whole))
+
+
+def test_a_stop_after_a_validation_whose_batches_are_all_made_keeps_it(tmp_path):
+    """A callback that ends every part of a run after a validation does not hold it up."""
+    whole, cut, limits = tmp_path / "whole", tmp_path / "cut", EVERY_TWO | {"max_steps": 4}
+    run(whole, **limits)
+    for earlier in (None, "last"):
+        run(cut, StopIn("on_validation_epoch_end", "stop"), ckpt_path=earlier, **limits)
+    pd.testing.assert_frame_equal(rows(cut), rows(whole))
+
+
+class NoMoreValidations(Callback):
+    def on_train_start(self, trainer, pl_module):
+        trainer.limit_val_batches = 0
+
+
+def test_no_step_is_taken_in_place_of_a_validation_that_is_turned_off(tmp_path):
+    limits = EVERY_TWO | {"max_steps": 2}
+    run(tmp_path, StopAfter(2), **limits)
+    module = run(tmp_path, NoMoreValidations(), ckpt_path="last", **limits)
+    assert module.rollout_step == 2

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lit_grpo.runs.files.config import ConfigFile, similar_run
+from lit_grpo.runs.files.config import ConfigFile, is_of_another_run, similar_run
 
 
 def begin(run_dir, config, *, rank=0):
@@ -46,3 +46,16 @@ def test_a_run_of_a_similar_path_is_suggested(path, expected, tmp_path, monkeypa
     assert similar_run(Path(path)) == expected
     absolute = f" Did you mean {tmp_path}/{expected[14:]}" if expected else ""
     assert similar_run(tmp_path / path) == absolute
+
+
+def test_a_checkpoint_is_another_runs_only_in_the_directory_of_one(tmp_path):
+    own, other, within = tmp_path / "own", tmp_path / "other", tmp_path / "own" / "within"
+    for run in (own, other, within):
+        (run / "checkpoints").mkdir(parents=True)
+        (run / "config.yaml").touch()
+    link = tmp_path / "link"
+    link.symlink_to(own)
+    for directory in (own / "checkpoints", link / "checkpoints", tmp_path / "disk/saved"):
+        assert not is_of_another_run(directory / "last.ckpt", own)
+    for run in (other, within):
+        assert is_of_another_run(run / "checkpoints/last.ckpt", own)
