@@ -94,9 +94,10 @@ class PromptLoader(TrainingLoader):
     All ranks get the same number of batches. Each batch is a contiguous, nearly equal part of the
     same ``batch_size`` prompts.
 
-    In training, one iteration is one epoch; its incomplete last batch is dropped, and the next
-    iteration is the next epoch. An interrupted iteration continues in the next one, and so does a
-    loaded state. The next batch therefore depends only on (seed, epoch, position), no matter how
+    In training, one iteration is one epoch of ``len`` batches. Without `take` that is one pass over
+    the prompts, whose incomplete last batch is dropped; prompts that are taken in between shift the
+    passes, and not the epochs. An interrupted iteration continues in the next one, and so does a
+    loaded state. The next batch therefore depends only on (seed, pass, position), no matter how
     often a trainer creates an iterator or where it ends its own epochs.
 
     In validation, every iteration starts from the beginning in the given order and yields each
@@ -106,11 +107,11 @@ class PromptLoader(TrainingLoader):
     Args:
         prompts: The same prompts in the same order on every rank.
         batch_size: Prompts per batch, over all ranks.
-        seed: Seed of the permutation of each epoch.
+        seed: Seed of the permutation of each pass.
         rank: Rank of this process.
         world_size: Number of processes.
         training: Whether to iterate as in training rather than as in validation.
-        shuffle: Train on the permutation of (seed, epoch) rather than in the given order.
+        shuffle: Train on the permutation of (seed, pass) rather than in the given order.
         epoch_limit: Length of a training epoch in batches (int) or as a fraction of all batches
             (float), like ``Trainer.limit_train_batches``. ``len`` still counts a whole
             epoch because the trainer applies its limit to it.
@@ -138,14 +139,15 @@ class PromptLoader(TrainingLoader):
         self.world_size = world_size
         self.training = training
         self.shuffle = shuffle and training
-        self.epoch = 0
-        self.position = 0
+        self._num_batches, self._pass, self._position = 0, 0, 0
+        self._permuted: tuple[int, Order] | None = None
         self._before_batch = self.state_dict()
         self._min_batch_size = batch_size if training else world_size
         check_sizes(batch_size, world_size, len(prompts), training=training)
         limit = epoch_limit if isinstance(epoch_limit, int) else int(len(self) * epoch_limit)
         is_limited = training and 0 < limit < len(self)
-        self._epoch_size = limit * batch_size if is_limited else len(prompts)
+        self._epoch_size = limit if is_limited else len(self)
+        self._pass_size = limit * batch_size if is_limited else len(prompts)
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch, the same on every rank."""
@@ -154,30 +156,32 @@ class PromptLoader(TrainingLoader):
 
     def __iter__(self) -> Iterator[list[Prompt]]:
         if not self.training:
-            self.position = 0
-        epoch, order = self.epoch, self._order()
-        while self.epoch == epoch:
+            self._num_batches = self._position = 0
+        epoch = self._num_batches // self._epoch_size
+        while self._num_batches // self._epoch_size == epoch:
             self._before_batch = self.state_dict()
-            yield self._take_until(self._next_stop(), order)
+            # Count first: a state saved while the caller uses these prompts must point past them.
+            self._num_batches += 1
+            yield self._take_until(self._next_stop())
 
     def take(self, needed: Mapping[str, int]) -> dict[str, list[Prompt]]:
         """Return extra prompts for this rank: the next ones, whatever source is named.
 
-        There are at most as many as its share of a batch. If the epoch has too few prompts left,
+        There are at most as many as its share of a batch. If the pass has too few prompts left,
         they come from the next one.
         """
         return {source: self._take(number) for source, number in needed.items()}
 
     def _take(self, num_prompts: int) -> list[Prompt]:
         num_over_ranks = num_prompts * self.world_size
-        if self._epoch_size - self.position < num_over_ranks:
-            self.epoch, self.position = self.epoch + 1, 0
-        return self._take_until(self.position + num_over_ranks, self._order())
+        if self._pass_size - self._position < num_over_ranks:
+            self._pass, self._position = self._pass + 1, 0
+        return self._take_until(self._position + num_over_ranks)
 
     def peek(self, number: int) -> list[Prompt]:
         state, before = self.state_dict(), self._before_batch
         for _ in range(number):
-            prompts = self._take_until(self._next_stop(), self._order())
+            prompts = self._take_until(self._next_stop())
         self.load_state_dict(state)
         self._before_batch = before
         return prompts
@@ -202,37 +206,41 @@ class PromptLoader(TrainingLoader):
         return super().settings() | {"seed": self.seed, "rows": describe_rows(self.prompts)}
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch, and how many of its prompts all ranks together have taken."""
-        return {"epoch": self.epoch, "position": self.position}
+        """Return the batches so far, the pass, and how many of its prompts all ranks have taken."""
+        return {"batches": self._num_batches, "epoch": self._pass, "position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Let the next iteration continue where the state was saved."""
-        self.epoch = state["epoch"]
+        self._pass = state["epoch"]
+        of_passes = self._pass * self._epoch_size + state["position"] // self.batch_size
+        self._num_batches = state.get("batches", of_passes)  # not in states of earlier releases
         self._advance(state["position"])
 
-    def _take_until(self, stop: int, order: Order) -> list[Prompt]:
+    def _take_until(self, stop: int) -> list[Prompt]:
         """Return this rank's share of the prompts from here to a position, and move there."""
-        start = self.position
-        # Advance first: a state saved while the caller uses these prompts must point past them.
+        taken = self._share(self._order()[self._position : stop])
         self._advance(stop)
-        return [self.prompts[i] for i in self._share(order[start:stop])]
+        return [self.prompts[i] for i in taken]
 
     def _advance(self, position: int) -> None:
-        """Move to a position, or to the next epoch if no batch is left after it."""
-        if self._epoch_size - position < self._min_batch_size:
-            self.epoch, self.position = self.epoch + 1, 0
+        """Move to a position, or to the next pass if no batch is left after it."""
+        if self._pass_size - position < self._min_batch_size:
+            self._pass, self._position = self._pass + 1, 0
         else:
-            self.position = position
+            self._position = position
 
     def _next_stop(self) -> int:
-        stop = self.position + self.batch_size
-        is_last = self._epoch_size - stop < self._min_batch_size
-        return self._epoch_size if is_last and not self.training else stop
+        stop = self._position + self.batch_size
+        is_last = self._pass_size - stop < self._min_batch_size
+        return self._pass_size if is_last and not self.training else stop
 
     def _order(self) -> Order:
         if not self.shuffle:
             return np.arange(len(self.prompts))
-        return np.random.default_rng((self.seed, self.epoch)).permutation(len(self.prompts))
+        if self._permuted is None or self._permuted[0] != self._pass:
+            generator = np.random.default_rng((self.seed, self._pass))
+            self._permuted = self._pass, generator.permutation(len(self.prompts))
+        return self._permuted[1]
 
     def _share(self, batch: Order) -> Order:
         first, last = (len(batch) * rank // self.world_size for rank in (self.rank, self.rank + 1))

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import lightning as L
 import pytest
 import torch
 from easy_prompts import EqualOnEasyPrompts, prompts
-from small_runs import Keep, fit, make_module, make_trainer, weights
+from small_runs import PROMPTS, Keep, fit, make_module, make_trainer, weights
 
+from lit_grpo.callbacks import Checkpoints
 from lit_grpo.data.loading.loader import PromptLoader
 
 
@@ -80,6 +82,36 @@ def test_a_group_is_replaced_by_one_of_the_same_source():
     found = [group.prompt for group in output["rollouts"].groups]
     assert [one.id for one in found] == ["hard0", "hard4", "hard6", "hard5"]
     assert [one.source for one in found] == names[:4]
+
+
+class SeeValidations(L.Callback):
+    def __init__(self):
+        self.steps, self.epochs = [], []
+
+    def on_validation_end(self, trainer, pl_module):
+        self.steps.append(pl_module.rollout_step)
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        self.epochs.append(trainer.current_epoch)
+
+
+def test_further_prompts_neither_end_an_epoch_nor_prevent_its_validation(tmp_path):
+    def trained(max_steps, ckpt_path=None):
+        module = make_module(rewards=[EqualOnEasyPrompts()], dynamic_sampling_rounds=2)
+        seen, saving = SeeValidations(), Checkpoints(dirpath=str(tmp_path))
+        trainer = make_trainer(seen, saving, max_steps=max_steps, num_sanity_val_steps=0)
+        loader = PromptLoader(prompts("hehehheehhhe"), 4, seed=1)  # three steps an epoch
+        held_out = PromptLoader(PROMPTS, 4, training=False)
+        trainer.fit(module, loader, held_out, ckpt_path=ckpt_path, weights_only=True)
+        return trainer.train_dataloader.state_dict(), seen
+
+    state, seen = trained(7)
+    assert (state["batches"], state["epoch"] >= 3) == (7, True)  # of passes
+    assert (seen.steps, seen.epochs) == ([3, 6], [0, 0, 0, 1, 1, 1, 2])
+    _, first = trained(3)
+    _, rest = trained(7, tmp_path / "last.ckpt")
+    assert first.steps + rest.steps == seen.steps
+    assert first.epochs + rest.epochs == seen.epochs
 
 
 @pytest.mark.slow

@@ -190,7 +190,7 @@ def test_an_engine_that_gives_up_ends_the_run_before_the_step(num_ahead):
     assert "no server is left: Aborted (core dumped)" in reason.message
     assert reason.is_step_unfinished
     assert trainer.global_step == module.rollout_step == 2
-    assert trainer.train_dataloader.state_dict() == {"epoch": 2, "position": 0}
+    assert trainer.train_dataloader.state_dict() == {"batches": 2, "epoch": 2, "position": 0}
 
 
 @pytest.mark.parametrize("num_ahead", [0, 1])
@@ -222,7 +222,7 @@ def test_a_callback_may_end_the_run_while_it_waits_for_completions(num_ahead, mo
     trainer.fit(module, PromptLoader(PROMPTS, 4))
     assert get_stop_reason(trainer).message == "ended while it waited"
     assert trainer.global_step == module.rollout_step == 2
-    assert trainer.train_dataloader.state_dict() == {"epoch": 2, "position": 0}
+    assert trainer.train_dataloader.state_dict() == {"batches": 2, "epoch": 2, "position": 0}
     may_go_on.set()
     assert is_closed.wait(60)  # the engine is told that nothing more is needed
 
