@@ -72,7 +72,8 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
             hint = f" Did you mean {list_some(inside, 3)}?"
         elif (Path(run_dir) / "run.log").is_file():
             hint = " It ended before its training began: start it again as before."
-        raise UserError(f"{run_dir}: no such run directory (it has no config.yaml).{hint}")
+        what = "not that of a run" if Path(run_dir).is_dir() else "no such run directory"
+        raise UserError(f"{run_dir}: {what} (it has no config.yaml).{hint}")
     _refuse_other_run_dir(command, run_dir, arguments[1:])
     resume = ["--ckpt_path", "last"] if command in RESUMING else []
     return ["--config", str(config), *resume, *arguments[1:], "--run_dir", run_dir]
