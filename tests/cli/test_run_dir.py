@@ -67,7 +67,7 @@ def test_a_directory_that_was_used_stays(here):
         ("test", "metrics.csv", r"trainer\.test\(module, data, ckpt_path='last'\)"),
         ("rescore", "metrics.csv", r"on rows of its completions: see docs/guides/reward\.md"),
         ("doctor", "metrics.csv", "needs the config: report, checkpoints and analyze do not"),
-        ("fit", "notes", "no such run dir"),
+        ("fit", "notes", "not that of a run"),
     ],
 )
 def test_a_run_made_in_python_is_told_to_go_on_there(command, file, message):
@@ -93,7 +93,7 @@ def test_the_runs_within_a_directory_are_named():
     for number in range(2):
         Path(f"runs/my/{number}").mkdir(parents=True)
         Path(f"runs/my/{number}/config.yaml").touch()
-    with pytest.raises(ValueError, match=r"no such run .* Did you mean runs/my/0, runs/my/1\?"):
+    with pytest.raises(ValueError, match=r"not that of a run .* you mean runs/my/0, runs/my/1\?"):
         with_run("fit", ["runs/my"])
 
 
