@@ -73,6 +73,7 @@ def test_a_result_that_cannot_be_written_is_one_line_and_exit_code_1(words):
     )
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_its_output_cannot_be_written(tmp_path):
     few = ["--trainer.max_steps=1", "--model.evaluation.before_training=false"]
     done = run_with_full_disk("fit", "--config=debug", f"--run_dir={tmp_path}/run", *few)

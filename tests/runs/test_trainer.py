@@ -260,6 +260,7 @@ def test_what_a_run_has_allowed_holds_for_its_own_checkpoints_only(tmp_path):
     assert weights_of(own) == saved
 
 
+@pytest.mark.slow
 def test_checkpoints_on_another_disk_are_those_of_the_run(tmp_path):
     run_dir, disk, kept = (tmp_path / name for name in ("run", "disk", "kept"))
     disk.mkdir()

@@ -38,6 +38,7 @@ def test_a_variant_that_fails_leaves_the_next_one_alone(tmp_path):
     assert {*found.values()} == {"passed"}
 
 
+@pytest.mark.slow
 def test_steps_with_checkpointing_and_with_bfloat16_weights_train(tmp_path):
     tried = {
         name: one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -19,6 +20,7 @@ from lit_grpo.types import StopReason
 DATA = {"train_size": 8, "validation_size": 4}
 """Four steps an epoch."""
 EVERY_TWO = {"val_check_interval": 2, "check_val_every_n_epoch": None}
+slow = partial(pytest.param, marks=pytest.mark.slow)
 COMPARED = ["step", "epoch", "policy/loss", "val/accuracy"]
 
 
@@ -39,11 +41,11 @@ def loops(directory):
     ("num_steps", "limits", "later"),
     [
         (2, EVERY_TWO | {"max_steps": 2}, {"max_steps": 6}),
-        (4, EVERY_TWO | {"max_steps": 4}, {"max_steps": 6}),
-        (4, {"max_steps": 4}, {"max_steps": 8}),
+        slow(4, EVERY_TWO | {"max_steps": 4}, {"max_steps": 6}),
+        slow(4, {"max_steps": 4}, {"max_steps": 8}),
         (4, {"max_steps": -1, "max_epochs": 1}, {"max_epochs": 2}),
-        (8, {"max_steps": -1, "max_epochs": 2}, {"max_epochs": 3}),
-        (3, {"max_steps": 3}, {"max_steps": 5}),  # where no validation is due
+        slow(8, {"max_steps": -1, "max_epochs": 2}, {"max_epochs": 3}),
+        slow(3, {"max_steps": 3}, {"max_steps": 5}),  # where no validation is due
     ],
     ids=["in an epoch", "at its end", "of an epoch", "one epoch", "two epochs", "none is due"],
 )
@@ -78,6 +80,7 @@ class StopIn(Callback):
             stop_run(trainer, StopReason(exit_code=20, message="enough"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["on_validation_start", "on_validation_batch_start"])
 @pytest.mark.parametrize("how", ["signal", "stop"])
 @pytest.mark.parametrize("is_left_before", [True, False])

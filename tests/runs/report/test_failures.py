@@ -78,6 +78,7 @@ def test_the_end_and_the_report_say_which_reward_failed_how_often_and_why(capsys
     assert expected_line() in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_reward_that_has_always_returned_none_is_named_at_the_end():
     end = ended("[flaky_rewards.Flaky, flaky_rewards.Abstains, flaky_rewards.Forgetful]")
     assert "Reward 'forgetful' returned None for every completion, so it did not count" in end
