@@ -244,7 +244,7 @@ def mark_unfinished_validation(trainer: L.Trainer) -> None:
     )
 
 
-def has_left_validation(trainer: L.Trainer) -> bool:
+def is_validation_unfinished(trainer: L.Trainer) -> bool:
     """Return whether the run was stopped in a validation, which a resumed run repeats."""
     reason = get_stop_reason(trainer)
     return reason is not None and reason.is_validation_unfinished

@@ -14,8 +14,8 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lit_grpo.cli.commands import RESUMING, TRAINING
 from lit_grpo.cli.parsing.invocation import Invocation, last_value
 from lit_grpo.runs.checkpoints.files import last_checkpoint
-from lit_grpo.runs.checkpoints.resume import BEST, run_of
-from lit_grpo.runs.files.config import similar_run
+from lit_grpo.runs.checkpoints.resume import BEST
+from lit_grpo.runs.files.config import run_of, similar_run
 from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.files.log import not_writable
 from lit_grpo.types import UserError

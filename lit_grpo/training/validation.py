@@ -24,7 +24,7 @@ from lit_grpo.rollout import EngineFailed
 from lit_grpo.stopping import (
     ExitCode,
     get_stop_reason,
-    has_left_validation,
+    is_validation_unfinished,
     mark_unfinished_validation,
     stop_run,
 )
@@ -57,8 +57,6 @@ class EvaluatedModule(ResumableModule):
     has_begun = False
     """Whether settings and data have been checked, and it trains or evaluates."""
     _is_checked = False
-    _is_cut_short = False
-    """Whether a batch of the validation was left out."""
     _most_unscored: Mapping[str, float] = MappingProxyType({})
     """The largest shares of completions without a score so far, by their metrics."""
 
@@ -168,13 +166,13 @@ class EvaluatedModule(ResumableModule):
 
     def on_validation_epoch_start(self) -> None:
         self.has_begun = True
-        self._val_metrics, self._is_cut_short = Metrics(), False
+        self._val_metrics = Metrics()
         with stops_on_failure(self.trainer):
             load_weights(self.engine, self.policy, self.policy_version)
 
     def validation_step(self, prompts: Sequence[Prompt], batch_idx: int) -> None:
         if is_cut_short(self.trainer):
-            self._is_cut_short = True
+            mark_unfinished_validation(self.trainer)
             return
         seed = self.seeds.derive(SeedPurpose.EVALUATION, batch_idx)
         stage = self.events.stage("evaluation", progress=lambda: self.evaluation.progress())
@@ -191,9 +189,8 @@ class EvaluatedModule(ResumableModule):
     def on_validation_epoch_end(self) -> None:
         # Without a scored completion log NaN: Lightning would select checkpoints by the last value.
         absent = dict.fromkeys(self.evaluation.accuracy_names, math.nan)
-        if is_cut := self._is_cut_short or has_left_validation(self.trainer):
-            mark_unfinished_validation(self.trainer)
-        found = {} if is_cut else self._val_metrics.merged()
+        is_cut_short = is_validation_unfinished(self.trainer)
+        found = {} if is_cut_short else self._val_metrics.merged()
         self.log_dict(absent | found)
         self._warn_of_unscored(found)
 

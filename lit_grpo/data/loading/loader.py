@@ -6,12 +6,14 @@ Every rank gets its share of the same batches.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_grpo.data.loading.contents import describe_rows
+from lit_grpo.data.loading.order import Permutations
 from lit_grpo.types import Prompt, UserError, setting_error
 from lit_grpo.types.rollouts import GroupResult
 
@@ -140,7 +142,7 @@ class PromptLoader(TrainingLoader):
         self.training = training
         self.shuffle = shuffle and training
         self._num_batches, self._pass, self._position = 0, 0, 0
-        self._permuted: tuple[int, Order] | None = None
+        self._permutation = Permutations(len(prompts), (seed,))
         self._before_batch = self.state_dict()
         self._min_batch_size = batch_size if training else world_size
         check_sizes(batch_size, world_size, len(prompts), training=training)
@@ -235,12 +237,11 @@ class PromptLoader(TrainingLoader):
         return self._pass_size if is_last and not self.training else stop
 
     def _order(self) -> Order:
-        if not self.shuffle:
-            return np.arange(len(self.prompts))
-        if self._permuted is None or self._permuted[0] != self._pass:
-            generator = np.random.default_rng((self.seed, self._pass))
-            self._permuted = self._pass, generator.permutation(len(self.prompts))
-        return self._permuted[1]
+        return self._permutation(self._pass) if self.shuffle else self._given_order
+
+    @cached_property
+    def _given_order(self) -> Order:
+        return np.arange(len(self.prompts))
 
     def _share(self, batch: Order) -> Order:
         first, last = (len(batch) * rank // self.world_size for rank in (self.rank, self.rank + 1))

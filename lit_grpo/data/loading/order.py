@@ -20,6 +20,21 @@ MAX_BUILT_AT_START = 1_000
 """Prompts that are built only to check a run at its start."""
 
 
+class Permutations:
+    """The order of rows in each epoch, which a seed determines; that of the last call is kept."""
+
+    def __init__(self, num_rows: int, seed: Sequence[int]) -> None:
+        self._num_rows = num_rows
+        self._seed = seed
+        self._kept: tuple[int, NDArray[np.int64]] | None = None
+
+    def __call__(self, epoch: int) -> NDArray[np.int64]:
+        if self._kept is None or self._kept[0] != epoch:
+            generator = np.random.default_rng((*self._seed, epoch))
+            self._kept = epoch, generator.permutation(self._num_rows)
+        return self._kept[1]
+
+
 class RowOrder(Protocol):
     """The prompts of one source, without end, in an order that its seed and position determine.
 
@@ -95,7 +110,7 @@ class TableOrder(RowOrder):
         self._seed = (*seed, crc32(name.encode()))
         self._epoch = 0
         self._position = 0
-        self._permuted: tuple[int, NDArray[np.int64]] | None = None
+        self.permutation = Permutations(len(prompts), self._seed)
 
     @cached_property
     def fingerprint(self) -> str:  # type: ignore[override]
@@ -130,13 +145,6 @@ class TableOrder(RowOrder):
         if self._position == self.num_rows:
             self._epoch, self._position = self._epoch + 1, 0
         return row
-
-    def permutation(self, epoch: int) -> NDArray[np.int64]:
-        """Return the order of the rows in an epoch."""
-        if self._permuted is None or self._permuted[0] != epoch:
-            generator = np.random.default_rng((*self._seed, epoch))
-            self._permuted = epoch, generator.permutation(len(self._prompts))
-        return self._permuted[1]
 
     def prepare_ahead(self, number: int) -> None:
         if isinstance(self._prompts, LazyPrompts):

@@ -36,7 +36,7 @@ from lit_grpo.runs.files.event_log import now
 from lit_grpo.runs.files.events import num_finished_steps
 from lit_grpo.runs.files.metrics import MetricsFile
 from lit_grpo.runs.files.writable import check_writable
-from lit_grpo.runs.safe_points import is_between_steps
+from lit_grpo.runs.safe_points import is_between_steps, is_validation_of_fit
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import check_range
 from lit_grpo.types.errors import as_rank_lost
@@ -209,7 +209,7 @@ class Checkpoints(Callback):
         return time.monotonic() - self._saved_at >= seconds
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn != "fit" or trainer.sanity_checking:
+        if not is_validation_of_fit(trainer):
             return
         self._unmoved = None
         if trainer.global_step == 0:

@@ -24,7 +24,7 @@ from lit_grpo.runs.checkpoints.files import (
     read_state,
     why_unusable,
 )
-from lit_grpo.runs.files.config import is_run, similar_run
+from lit_grpo.runs.files.config import is_run, run_of, similar_run
 from lit_grpo.runs.files.event_log import NAME as EVENTS
 from lit_grpo.runs.files.event_log import Event, append_event, now, read_events
 from lit_grpo.runs.files.log import close_run_log, open_run_log
@@ -299,11 +299,6 @@ def refuse_unlike(checkpoint: str | Path | None) -> None:
             "go on from the same step would train on different weights). Let all machines share "
             "run_dir, or copy its checkpoints to each of them."
         )
-
-
-def run_of(checkpoint: str) -> Path:
-    """Return the directory of the run that wrote a checkpoint, ``RUN/checkpoints/last.ckpt``."""
-    return Path(checkpoint).parent.parent
 
 
 def refuse_used(run_dir: Path, resume_with: str) -> None:

@@ -69,9 +69,14 @@ def is_run(path: Path) -> bool:
     return any((path / name).exists() for name in MARKS)
 
 
+def run_of(checkpoint: str | Path) -> Path:
+    """Return the directory of the run that wrote a checkpoint, ``RUN/checkpoints/last.ckpt``."""
+    return Path(checkpoint).parent.parent
+
+
 def is_of_another_run(checkpoint: str | Path, run_dir: Path) -> bool:
     """Return whether a checkpoint is in the directory of another run than this one's."""
-    other = Path(checkpoint).absolute().parent.parent
+    other = run_of(Path(checkpoint).absolute())
     return is_run(other) and other.resolve() != run_dir.resolve()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pandas as pd
@@ -32,6 +33,18 @@ class StopAt(Callback):
                 stop_run(trainer, self.reason)
 
 
+def assert_same_rows(directory, compared=("step", "policy/loss", "val/accuracy")):
+    rows = [pd.read_csv(directory / name / "metrics.csv")[[*compared]] for name in ("cut", "whole")]
+    pd.testing.assert_frame_equal(*rows)
+
+
+def fit_validated(directory, *callbacks, saving=None, **options):
+    torch.manual_seed(0)
+    checkpoints = Checkpoints(dirpath=str(directory), **(saving or {}))
+    options |= {"validate_every": 2, "logger": MetricsFile(directory)}
+    return fit(lambda step: STEP, [*callbacks, checkpoints], **options)
+
+
 # Epochs have three steps, and every second step is followed by a validation: stops come in the
 # middle of an epoch, at its end and at that of the run, with and without a validation.
 @pytest.mark.parametrize("stop_at", [1, 2, 3, 4, 6, 8, 9])
@@ -47,25 +60,13 @@ class StopAt(Callback):
 def test_a_resumed_run_continues_exactly_where_it_was_stopped(
     tmp_path, stop_at, limits, reason, compared
 ):
-    def run(directory, *callbacks, **options):
-        torch.manual_seed(0)
-        return fit(
-            lambda step: STEP,
-            [*callbacks, Checkpoints(dirpath=str(directory))],
-            validate_every=2,
-            num_batches=3,
-            logger=MetricsFile(directory),
-            **limits,
-            **options,
-        )
-
+    run = partial(fit_validated, num_batches=3, **limits)
     whole = run(tmp_path / "whole")
     run(tmp_path / "cut", StopAt(stop_at, reason))
     resumed = run(tmp_path / "cut", ckpt_path=tmp_path / "cut" / "last.ckpt")
     assert torch.equal(resumed.model.linear.weight, whole.model.linear.weight)
     assert resumed.global_step == whole.global_step
-    rows = [pd.read_csv(tmp_path / name / "metrics.csv")[compared] for name in ("cut", "whole")]
-    pd.testing.assert_frame_equal(*rows)
+    assert_same_rows(tmp_path, compared)
 
 
 class StopAtStart(Callback):
@@ -75,13 +76,7 @@ class StopAtStart(Callback):
 
 @pytest.mark.parametrize("stop_at", [1, 2, 3, 6, 8])
 def test_a_resumed_run_that_is_stopped_before_its_first_step_stays_where_it_was(tmp_path, stop_at):
-    def run(directory, *callbacks, **options):
-        torch.manual_seed(0)
-        saving = Checkpoints(dirpath=str(directory))
-        logger = MetricsFile(directory)
-        options |= {"validate_every": 2, "num_batches": 3, "steps": 8, "logger": logger}
-        return fit(lambda step: STEP, [*callbacks, saving], **options)
-
+    run = partial(fit_validated, num_batches=3, steps=8)
     whole = run(tmp_path / "whole")
     run(tmp_path / "cut", StopAt(stop_at, StopReason(exit_code=143, message="left")))
     last = tmp_path / "cut" / "last.ckpt"
@@ -90,26 +85,17 @@ def test_a_resumed_run_that_is_stopped_before_its_first_step_stays_where_it_was(
     assert read_state(last)["loops"] == loops
     resumed = run(tmp_path / "cut", ckpt_path=last)
     assert torch.equal(resumed.model.linear.weight, whole.model.linear.weight)
-    compared = ["step", "policy/loss", "val/accuracy"]
-    rows = [pd.read_csv(tmp_path / name / "metrics.csv")[compared] for name in ("cut", "whole")]
-    pd.testing.assert_frame_equal(*rows)
+    assert_same_rows(tmp_path)
 
 
 def test_a_validation_that_was_left_once_is_not_repeated_by_later_resumes(tmp_path):
-    def run(directory, *callbacks, **options):
-        torch.manual_seed(0)
-        saving = Checkpoints(dirpath=str(directory), every_n_steps=1, keep_last=9)
-        logger = MetricsFile(directory)
-        options |= {"validate_every": 2, "num_batches": 8, "steps": 8, "logger": logger}
-        return fit(lambda step: STEP, [*callbacks, saving], **options)
-
+    saving = {"every_n_steps": 1, "keep_last": 9}
+    run = partial(fit_validated, num_batches=8, steps=8, saving=saving)
     run(tmp_path / "whole")
     run(tmp_path / "cut", StopAt(2, StopReason(exit_code=143, message="left")))
     run(tmp_path / "cut", ckpt_path=tmp_path / "cut" / "last.ckpt")
     run(tmp_path / "cut", ckpt_path=tmp_path / "cut" / "step_000004.ckpt")  # killed after it
-    compared = ["step", "policy/loss", "val/accuracy"]
-    rows = [pd.read_csv(tmp_path / name / "metrics.csv")[compared] for name in ("cut", "whole")]
-    pd.testing.assert_frame_equal(*rows)
+    assert_same_rows(tmp_path)
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path):
