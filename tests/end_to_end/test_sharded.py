@@ -9,6 +9,13 @@ import torch
 from forked_ranks import Importer
 from needs import needs_deepspeed
 from sharded_cases import RESUMED
+from sharded_results import (
+    ON_DEVICE,
+    assert_as_under_ddp,
+    assert_is_sharded,
+    difference,
+    load,
+)
 from tiny import LLAMA
 from transformers import AutoModelForCausalLM
 
@@ -37,9 +44,19 @@ CASES = [
 ]
 SETTINGS = ["whole", "kept", "offloaded"]
 ZERO_SETTINGS = ["zero1 offloaded", "zero2 offloaded", "zero3 offloaded", "persistent"]
-REDUCED_EARLY = {"fsdp2", "kept", "offloaded", "zero2", "zero2 offloaded"}
-"""Strategies that sum over the ranks after each micro-batch, and so round in another order. Adam
-enlarges that where a gradient is nearly 0, so that the norms of later steps differ more."""
+ON_DEVICES = [
+    ("reference in the reward, several updates", "fsdp2"),
+    ("lora with a moving reference", "fsdp2"),
+    ("plain", "offloaded"),
+]
+ZERO_ON_DEVICES = [
+    ("padded, entropy", "zero1"),
+    ("reference in the reward, several updates", "zero2"),
+    ("lora with a moving reference", "zero3"),
+    ("tied, checkpointing", "zero3"),
+    ("plain", "zero3 offloaded"),
+]
+"""Cases that are trained on the pretend device, too, and their strategies."""
 OTHER_OPTIMIZERS = ["RMSprop", "AMSGrad"]
 """Which begin with an empty state."""
 OTHER_STAGE = [("zero2", "ddp"), ("zero3", "zero2"), ("zero1", "fsdp2"), ("ddp", "zero3")]
@@ -48,16 +65,22 @@ SCALED_ZERO = [*product(RESUMED[:1], ZERO), (RESUMED[1], "zero3")]
 """Cases that go on with another number of ranks in the same stage."""
 
 
-def run(importer: Importer, directory: Path, num_ranks: int, *names: str) -> None:
+def run(
+    importer: Importer,
+    directory: Path,
+    num_ranks: int,
+    *names: str,
+    program: str = "sharded_trainings",
+) -> None:
     words = [str(num_ranks), *names]
-    importer.run(
-        words, directory, num_ranks=num_ranks, program="sharded_trainings", seconds=SECONDS
-    )
+    importer.run(words, directory, num_ranks=num_ranks, program=program, seconds=SECONDS)
 
 
-def load(directory: Path, case: str, training: str, num_ranks: int = 2):
-    names = [f"{case}-{training}-rank{rank}.pt" for rank in range(num_ranks)]
-    return [torch.load(directory / name) for name in names]
+def run_on_devices(importer: Importer, directory: Path, strategy: str, *cases: tuple[str, str]):
+    """Run cases on the pretend device, one of which goes on under this strategy."""
+    names = [f"{case}/{name}{ON_DEVICE}" for case, name in [*cases, (RESUMED[0], strategy)]]
+    names.append(f"{names[-1]}:{strategy}{ON_DEVICE}:5")
+    run(importer, directory, 2, *names, program="pretend_trainings")
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +108,20 @@ def trained(importer, tmp_path_factory) -> Path:
     ]
     run(importer, directory, 2, *names)
     return directory
+
+
+@pytest.fixture(scope="module")
+def on_devices(importer, trained) -> Path:
+    """Return the same directory after runs under DDP and FSDP2 on the pretend device."""
+    run_on_devices(importer, trained, "fsdp2", ("moving reference", "ddp"), *ON_DEVICES)
+    return trained
+
+
+@pytest.fixture(scope="module")
+def zero_on_devices(importer, trained) -> Path:
+    """Return the same directory after runs under DeepSpeed on the pretend device."""
+    run_on_devices(importer, trained, "zero3", *ZERO_ON_DEVICES)
+    return trained
 
 
 @pytest.fixture(scope="module")
@@ -141,42 +178,6 @@ def other_numbers_of_zero(importer, zero) -> Path:
 def results(strategy, request) -> Path:
     """Return the directory with the results under a strategy."""
     return request.getfixturevalue("zero" if strategy in ZERO else "trained")
-
-
-def difference(one, other) -> float:
-    assert one["weights"].keys() == other["weights"].keys()
-    return max(
-        float((weight.float() - other["weights"][name].float()).abs().max())
-        for name, weight in one["weights"].items()
-    )
-
-
-def assert_is_sharded(ddp, sharded, strategy: str) -> None:
-    for one, other in zip(ddp, sharded, strict=True):
-        assert not any(one["is_sharded"])
-        assert all(other["is_sharded"]) == (strategy[:5] not in ("zero1", "zero2"))
-        # Half of it, except for padding and counts of steps.
-        assert other["num_optimizer_values"] < 0.6 * one["num_optimizer_values"]
-    assert difference(*sharded) == 0
-
-
-def assert_as_under_ddp(directory, case: str, strategy: str, *, ddp_case: str = "") -> None:
-    later = 2e-6 if strategy in REDUCED_EARLY else 1e-6
-    ddp, sharded = load(directory, ddp_case or case, "ddp"), load(directory, case, strategy)
-    assert_is_sharded(ddp, sharded, strategy)
-    for one, other in zip(ddp, sharded, strict=True):
-        assert difference(one, other) < 1e-5
-        for step, (mine, theirs) in enumerate(zip(one["metrics"], other["metrics"], strict=True)):
-            assert mine["policy/skipped_fraction"] == theirs["policy/skipped_fraction"]
-            if not mine["policy/skipped_fraction"]:
-                norms = mine["policy/grad_norm"], theirs["policy/grad_norm"]
-                assert norms[0] == pytest.approx(norms[1], rel=later if step else 1e-6)
-    # The ranks make unlike numbers of passes, so that some make one only for the others.
-    counts = zip(*(rank["num_micro_batches"] for rank in sharded), strict=True)
-    assert any(mine != theirs for mine, theirs in counts)
-    # In each step one rank samples with prompts that rows share, and the other with copies.
-    shares = zip(*(rank["shares_prompts"] for rank in sharded), strict=True)
-    assert all(mine != theirs for mine, theirs in shares)
 
 
 @pytest.mark.parametrize(("case", "strategy"), CASES)
@@ -279,6 +280,40 @@ def test_a_compiled_sharded_policy_takes_the_steps_of_ddp(results, strategy):
 def test_a_compiled_policy_is_refused_in_stage_3_of_deepspeed(zero):
     for rank in load(zero, "compile", "zero3"):
         assert "policy.compile must be false in stage 3 of DeepSpeed" in rank["error"]
+
+
+@pytest.mark.parametrize(("case", "strategy"), ON_DEVICES)
+def test_on_a_device_a_sharded_policy_takes_the_steps_of_ddp(on_devices, case, strategy):
+    assert_as_under_ddp(on_devices, case, f"{strategy}{ON_DEVICE}")
+
+
+def test_on_a_device_ddp_takes_the_same_steps(on_devices):
+    for strategy in ("ddp", f"ddp{ON_DEVICE}"):
+        first, second = load(on_devices, "moving reference", strategy)
+        assert difference(first, second) == 0
+    assert difference(load(on_devices, "moving reference", "ddp")[0], first) < 1e-5
+
+
+@needs_deepspeed
+@pytest.mark.parametrize(("case", "strategy"), ZERO_ON_DEVICES)
+def test_deepspeed_takes_the_steps_of_ddp_on_a_device(zero_on_devices, case, strategy):
+    assert_as_under_ddp(zero_on_devices, case, f"{strategy}{ON_DEVICE}")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "directory"),
+    [
+        ("fsdp2", "on_devices"),
+        pytest.param("zero3", "zero_on_devices", marks=needs_deepspeed),
+    ],
+)
+def test_a_resumed_run_ends_bit_identically_on_a_device(request, strategy, directory):
+    trained, case, name = request.getfixturevalue(directory), RESUMED[0], f"{strategy}{ON_DEVICE}"
+    assert_as_under_ddp(trained, case, name)
+    whole, part = load(trained, case, name), load(trained, case, f"{name}:{name}:5")
+    for one, other in zip(whole, part, strict=True):
+        assert len(other["metrics"]) == 3
+        assert difference(one, other) == 0
 
 
 @pytest.mark.parametrize("case", RESUMED)

@@ -59,6 +59,15 @@ class PretendTensor(torch.Tensor):
         tensor.inner = inner
         return tensor
 
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: PretendTensor) -> None:
+        self.inner = value.inner
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.inner.__reduce_ex__(protocol)  # a checkpoint is read on the CPU
 
@@ -82,6 +91,8 @@ def _run(operator, args, kwargs):
         waits[_place()] += 1
     if _is_pretend(kwargs.get("device")):
         kwargs = kwargs | {"device": torch.device("cpu")}
+    if operator is aten.histc.default:  # a GPU counts integers, too
+        args = (args[0].float(), *args[1:])
     bare_kwargs = {key: _inner(value) for key, value in kwargs.items()}
     result = operator(*map(_inner, args), **bare_kwargs)
     if args and result is _inner(args[0]):  # in place
@@ -179,7 +190,20 @@ class _AsOnAGpu(TorchFunctionMode):
                 return args[0].cpu().tolist()
             if function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
                 args = (args[0], _with_tensors(args[1]), *args[2:])
+        if function is torch.Tensor.pin_memory:
+            return args[0]
+        if function == torch.Tensor.data.__set__ and isinstance(args[1], PretendTensor):
+            return _set_data(*args)
         return function(*args, **kwargs)
+
+
+def _set_data(tensor: torch.Tensor, data: PretendTensor) -> None:
+    if isinstance(tensor, PretendTensor):
+        tensor.data = data
+    elif isinstance(tensor, torch.nn.Parameter):
+        torch.utils.swap_tensors(tensor, torch.nn.Parameter(data, tensor.requires_grad))
+    else:
+        torch.utils.swap_tensors(tensor, data)
 
 
 def _with_tensors(index: Any) -> Any:
@@ -211,11 +235,11 @@ class PretendAccelerator(Accelerator):
 
     @staticmethod
     def parse_devices(devices: Any) -> list[int]:
-        return [0]
+        return list(range(devices))
 
     @staticmethod
     def get_parallel_devices(devices: Any) -> list[torch.device]:
-        return [DEVICE]
+        return [DEVICE] * len(devices)
 
     @staticmethod
     def auto_device_count() -> int:

@@ -99,12 +99,17 @@ STRATEGIES: dict[str, Any] = {
     "offloaded": lambda: FSDP2Strategy(cpu_offload=True, timeout_minutes=TIMEOUT_MINUTES),
     "kept": lambda: FSDP2Strategy(reshard_after_forward=False, timeout_minutes=TIMEOUT_MINUTES),
 }
-
-
 OTHER_OPTIMIZERS = {
     "RMSprop": torch.optim.RMSprop,
     "AMSGrad": partial(torch.optim.AdamW, amsgrad=True),  # which needs more than AdamW has kept
 }
+
+
+def trainer_settings(name: str, num_ranks: int) -> dict[str, Any]:
+    strategy = STRATEGIES[name]()
+    has_accelerator = getattr(strategy, "accelerator", None) is not None
+    accelerator = "auto" if has_accelerator else "cpu"  # a trainer takes it from one place only
+    return {"strategy": strategy, "devices": num_ranks, "accelerator": accelerator}
 
 
 def new_module(
@@ -124,9 +129,9 @@ def new_module(
 def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
     settings = dict((CASES | OBJECTIVES | COMPILED | SKIPPING | OWN_ENGINE | REFUSED)[case])
     strategy, *earlier = training.split(":")
-    trainer_settings = {"strategy": STRATEGIES[strategy](), "devices": num_ranks}
+    of_trainer = trainer_settings(strategy, num_ranks)
     if "precision" in settings:
-        trainer_settings["precision"] = settings.pop("precision")
+        of_trainer["precision"] = settings.pop("precision")
     callbacks = settings.pop("callbacks", [])
     module, keep = new_module(**settings), Keep()
     if len(earlier) > 2:
@@ -157,7 +162,7 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
         final,
         max_steps=(int(earlier[1]) if earlier else num_steps) * module.update.optimizer_steps,
         ckpt_path=f"{case}-{earlier[0]}/step_000002.ckpt" if earlier else None,
-        trainer_settings=trainer_settings,
+        trainer_settings=of_trainer,
     )
     return {
         "weights": {name: one.clone() for name, one in named_weights(module.policy.model)},
@@ -195,7 +200,7 @@ def sft(case: str, strategy: str, num_ranks: int) -> dict[str, Any]:
         count,
         final,
         max_steps=NUM_STEPS,
-        trainer_settings={"strategy": STRATEGIES[strategy](), "devices": num_ranks, **settings},
+        trainer_settings=trainer_settings(strategy, num_ranks) | settings,
     )
     return {
         "weights": {name: one.clone() for name, one in named_weights(module.policy.model)},
