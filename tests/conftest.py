@@ -23,10 +23,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)  # of those that are left
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run files with many slow tests first, so that no worker is left with one at the end."""
+    """Run files with many (slow) tests first, so that no worker is left with one at the end."""
     num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: num_slow[item.path], reverse=True)
+    num_tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (num_slow[item.path], num_tests[item.path]), reverse=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -63,7 +63,13 @@ def run_with_full_disk(*words: str) -> subprocess.CompletedProcess[str]:
         )
 
 
-@pytest.mark.parametrize("words", [["--help"], ["fit", "--config", "debug", "--print_config"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        pytest.param(["fit", "--config", "debug", "--print_config"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_result_that_cannot_be_written_is_one_line_and_exit_code_1(words):
     done = run_with_full_disk(*words)
     assert (done.returncode, done.stderr) == (

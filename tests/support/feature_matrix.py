@@ -45,6 +45,9 @@ OTHER_STRATEGY = "S::test_a_run_goes_on_under_the_other_strategy"
 OTHER_STAGE = "S::test_a_run_goes_on_in_another_stage_of_deepspeed_or_without_it"
 NUM_RANKS = "S::test_a_run_goes_on_with_another_number_of_ranks"
 ZERO_NUM_RANKS = "S::test_a_run_under_deepspeed_goes_on_with_another_number_of_ranks"
+DEVICE = "S::test_on_a_device_a_sharded_policy_takes_the_steps_of_ddp"
+ZERO_DEVICE = "S::test_deepspeed_takes_the_steps_of_ddp_on_a_device"
+RESUMED_DEVICE = "S::test_a_resumed_run_ends_bit_identically_on_a_device"
 AHEAD = "test_ddp::test_each_rank_goes_on_with_what_it_had_sampled_ahead"
 LEAVE = "L::test_a_signal_to_one_rank_leaves_what_both_do"
 LEAVE_SHARED = "L::test_ranks_that_share_a_model_leave_and_go_on"
@@ -103,6 +106,20 @@ COVERED: dict[str, tuple[list[str], ...]] = {
         [DDP_COMPILED],
         ["K::test_fsdp2_goes_on_compiled_from_a_checkpoint_of_ddp"],
         ["K::test_deepspeed_trains_compiled_and_resumes_bit_identically", REFUSED],
+    ),
+    "the tests' stand-in for a GPU": (
+        ["S::test_on_a_device_ddp_takes_the_same_steps"],
+        [
+            f"{DEVICE}[lora with a moving reference-fsdp2]",
+            f"{DEVICE}[plain-offloaded]",
+            f"{RESUMED_DEVICE}[fsdp2-on_devices]",
+        ],
+        [
+            f"{ZERO_DEVICE}[padded, entropy-zero1]",
+            f"{ZERO_DEVICE}[reference in the reward, several updates-zero2]",
+            f"{ZERO_DEVICE}[plain-zero3 offloaded]",
+            f"{RESUMED_DEVICE}[zero3-zero_on_devices]",
+        ],
     ),
     "`bf16-mixed`": (
         [f"{MIXED}[zero1]"],
