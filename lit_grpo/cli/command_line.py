@@ -48,7 +48,8 @@ from lit_grpo.cli.parsing.reward_functions import take_functions
 from lit_grpo.cli.parsing.training_kind import choose_model
 from lit_grpo.cli.parsing.untyped import refuse_missing
 from lit_grpo.distributed.supported import supported_strategy
-from lit_grpo.runs.checkpoints.resume import find_checkpoint, refuse_unfit, refuse_used
+from lit_grpo.runs.checkpoints.refusals import refuse_unfit, refuse_used
+from lit_grpo.runs.checkpoints.resume import find_checkpoint
 from lit_grpo.runs.files.config import ConfigFile, run_of
 from lit_grpo.runs.run_callbacks import (
     as_list,

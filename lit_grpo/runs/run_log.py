@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
 from lit_grpo.diagnostics.unlogged_metric import as_unknown_monitor
-from lit_grpo.runs.checkpoints.resume import enclosing_run
+from lit_grpo.runs.checkpoints.refusals import enclosing_run
 from lit_grpo.runs.files.events import has_begun
 from lit_grpo.runs.files.lock import locked
 from lit_grpo.runs.files.log import close_run_log, log_exception, open_run_log

@@ -16,7 +16,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import Logger
 
 from lit_grpo.distributed.supported import supported_strategy
-from lit_grpo.runs.checkpoints.resume import find_checkpoint, refuse_unfit, refuse_used
+from lit_grpo.runs.checkpoints.refusals import refuse_unfit, refuse_used
+from lit_grpo.runs.checkpoints.resume import find_checkpoint
 from lit_grpo.runs.launcher import is_repeated
 from lit_grpo.runs.reuse import claim_for_run, mark_as_trained, refuse_trained
 from lit_grpo.runs.run_callbacks import (

@@ -7,7 +7,7 @@ manual optimization. The formulas are in `objective`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -20,18 +20,15 @@ from lit_grpo.data import TrainingLoader
 from lit_grpo.diagnostics.step_log import StepLog
 from lit_grpo.distributed.ranks import gather_objects
 from lit_grpo.objective import AdvantageConfig, Objective
-from lit_grpo.objective.custom import function_states, load_function_states
 from lit_grpo.policy import LocalTeacher
 from lit_grpo.policy.body_and_head import num_compilations
 from lit_grpo.policy.files.loading import max_positions
-from lit_grpo.policy.files.model_source import ModelSource
 from lit_grpo.policy.policy import PolicyOrPath
 from lit_grpo.policy.teacher import as_teacher
-from lit_grpo.rewards import ScorerReward
 from lit_grpo.rewards.function import Rewards
 from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling, VLLMTeacher
-from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
+from lit_grpo.stopping import stop_run
 from lit_grpo.training.batch_builder import BatchBuilder
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.checks.compatibility import (
@@ -44,12 +41,6 @@ from lit_grpo.training.checks.compatibility import (
     refuse_contradictions,
 )
 from lit_grpo.training.checks.ends import check_ends
-from lit_grpo.training.checks.own_code import (
-    describe_function_code,
-    describe_reward_code,
-    function_of,
-)
-from lit_grpo.training.checks.same_run import CARRIED, HARMLESS, plain_settings
 from lit_grpo.training.checks.unused_settings import settings_without_effect
 from lit_grpo.training.collecting.collector import Collector
 from lit_grpo.training.collecting.prefetch import StaleGroupsWarning, StepContext
@@ -58,34 +49,20 @@ from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.optimizer.empty_steps import EmptySteps
 from lit_grpo.training.optimizer.learning_rate import Schedule
-from lit_grpo.training.optimizer.skipped_steps import SkippedSteps
+from lit_grpo.training.resumable_grpo import ResumableGRPO
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.training.update import PolicyUpdater
-from lit_grpo.training.validation import EvaluatedModule
 from lit_grpo.training.waiting import StepAbandoned
 from lit_grpo.types import Prompt, RolloutBatch, StopReason, TrainBatch
 from lit_grpo.types.field_types import check_value
-from lit_grpo.types.functions import carried_settings
 from lit_grpo.types.keywords import checks_keywords
 from lit_grpo.types.settings import check_type
 
 log = logging.getLogger(__name__)
 
-SETTINGS = (
-    "group_size",
-    "sampling",
-    "objective",
-    "advantage",
-    "update",
-    "dynamic_sampling_rounds",
-    "max_head_offpolicyness",
-    "teacher",
-)
-"""Attributes that decide what is learned."""
-
 
 @checks_keywords
-class GRPOModule(EvaluatedModule):
+class GRPOModule(ResumableGRPO):
     """Train a policy on groups of its own completions.
 
     Args:
@@ -164,8 +141,7 @@ class GRPOModule(EvaluatedModule):
         self._check_settings()
         self._build_parts()
         self.rollout_step = 0
-        self._reward_models: dict[str, ModelSource] = {}
-        self._empty_steps = EmptySteps()
+        self.empty_steps = EmptySteps()
         self._step_log = StepLog()
         self._stale_groups = StaleGroupsWarning()
 
@@ -231,11 +207,6 @@ class GRPOModule(EvaluatedModule):
             for message in settings_without_effect(self.objective, self.advantage, self.update):
                 rank_zero_only(log.warning)(message)
             self.rewards.start(self.reasoning)
-            self._reward_models = {
-                f"ScorerReward.init_args.path of {one.name!r}": ModelSource.of(one.settings.path)
-                for one in self.rewards.rewards
-                if isinstance(one, ScorerReward)
-            }
 
     def check_loader(self, loader: TrainingLoader) -> None:
         super().check_loader(loader)
@@ -244,7 +215,7 @@ class GRPOModule(EvaluatedModule):
             refuse_adaptive(loader, "with max_head_offpolicyness, as results come too late")
 
     def check_start(self) -> None:
-        self._record_own_code()
+        self.record_own_code()
         super().check_start()
         model = self.policy.model
         if warning := check_ends(model, self.tokenizer, self.sampling, self.objective):
@@ -254,20 +225,6 @@ class GRPOModule(EvaluatedModule):
         if self.teacher is not None:
             check_prompts_fit(self.teacher.max_positions, self.sampling, prompts, "teacher")
         self.rewards.check(prompts)
-
-    @property
-    def _own_functions(self) -> dict[str, Callable[..., Any]]:
-        return self.objective.own_functions | self.advantage.own_functions
-
-    def _record_own_code(self) -> None:
-        """Record the code of rewards and of the user's functions; warn if a resume changes it."""
-        of_rewards = {one.name: describe_reward_code(one) for one in self.rewards.rewards}
-        of_objective = {
-            f"model.{key}": describe_function_code(one) for key, one in self._own_functions.items()
-        }
-        has_begun = self.rollout_step > 0
-        self._run_settings.add_reward_code(of_rewards, has_scored=has_begun)
-        self._run_settings.add_objective_code(of_objective, has_trained=has_begun)
 
     def record_spending(self, run_dir: Path) -> None:
         super().record_spending(run_dir)
@@ -357,7 +314,7 @@ class GRPOModule(EvaluatedModule):
             metrics.add("policy/skipped_fraction", 1.0)
             self._count_empty_step(why=f"{reason}.", cause=reason.cause)
             return None
-        self._empty_steps.reset()
+        self.empty_steps.reset()
         self.take_optimizer_steps(batch, metrics)
         return batch
 
@@ -371,7 +328,7 @@ class GRPOModule(EvaluatedModule):
         self._stale_groups.warn_once(values.get("rollout/stale_fraction", 0.0), self.rollout_step)
 
     def _count_empty_step(self, **reason: str) -> None:
-        stop = self._empty_steps.count(self.rollout_step + 1, **reason)
+        stop = self.empty_steps.count(self.rollout_step + 1, **reason)
         if stop is not None:
             stop_run(self.trainer, stop)
 
@@ -399,18 +356,6 @@ class GRPOModule(EvaluatedModule):
             stop_run(self.trainer, self.skipped_steps.stop_reason())
 
     @property
-    def skipped_steps(self) -> SkippedSteps:
-        """Count of optimizer steps whose gradient was not finite."""
-        return self.policy_updater.skipped_steps
-
-    def on_roll_back(self, checkpoint: dict[str, Any]) -> None:
-        """Take from a checkpoint what belongs to the policy that it restored."""
-        self.num_rollbacks += 1
-        self.skipped_steps.forget()
-        self.policy_updater.coefficients.load_state_dict(checkpoint)
-        self.collector.cancel()  # rollouts ahead were sampled with the discarded weights
-
-    @property
     def trouble(self) -> str:
         """Current trouble, which `Checkpoints` asks for; empty if there is none."""
         num_skipped = self.skipped_steps.in_a_row
@@ -427,52 +372,3 @@ class GRPOModule(EvaluatedModule):
         stop_run(self.trainer, reason)
         self._step_log.log(self, {})
         self.loader.rewind()
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["rollout_step"] = self.rollout_step
-        checkpoint["rewards"] = self.rewards.state_dict()
-        checkpoint["functions"] = function_states(self._own_functions)
-        stopped = get_stop_reason(self.trainer)
-        # An engine that gave up may have sampled with other weights than it said.
-        if stopped is None or stopped.exit_code != ExitCode.ENGINE_FAILED:
-            checkpoint["rollouts"] = self.collector.state_dict(self.rollout_step)
-        checkpoint["num_skipped"] = self.skipped_steps.in_a_row
-        checkpoint["num_empty_steps"] = self._empty_steps.in_a_row
-        checkpoint["num_rollbacks"] = self.num_rollbacks
-        checkpoint |= self.policy_updater.coefficients.state_dict()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        self.rollout_step = checkpoint["rollout_step"]
-        self.num_rollbacks = checkpoint.get("num_rollbacks", 0)
-        self.rewards.load_state_dict(checkpoint["rewards"])
-        load_function_states(self._own_functions, checkpoint.get("functions", {}))
-        self.collector.load_state_dict(checkpoint.get("rollouts", []))
-        self.skipped_steps.load(checkpoint["num_skipped"])
-        self._empty_steps.load(checkpoint.get("num_empty_steps", 0))
-        self.policy_updater.coefficients.load_state_dict(checkpoint)
-
-    def _sources(self) -> dict[str, ModelSource]:
-        source = self.teacher and self.teacher.loaded_from
-        teacher = {"model.teacher.path": source} if source else {}
-        return super()._sources() | teacher | self._reward_models
-
-    def settings(self) -> dict[str, Any]:
-        rewards = {
-            f"rewards.{one.name}": f"{type(one).__name__} with weight {one.weight:g}"
-            for one in self.rewards.rewards
-        }
-        names = {"rewards": [one.name for one in self.rewards.rewards]}
-        return super().settings() | plain_settings(self, SETTINGS) | names | rewards
-
-    def changeable_settings(self) -> dict[str, Any]:
-        harmless = {key: getattr(self.update, key.removeprefix("update.")) for key in HARMLESS}
-        functions = self._own_functions | {
-            f"rewards.{one.name}": function
-            for one in self.rewards.rewards
-            if (function := function_of(one)) is not None
-        }
-        carried = {f"{key}{CARRIED}": carried_settings(one) for key, one in functions.items()}
-        outage = plain_settings(self, ("outage",))
-        return super().changeable_settings() | outage | harmless | carried

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-import torch
+from empty_checkpoints import write_empty
 
 from lit_grpo.cli.parsing.invocation import read_invocation
 from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE, choose_run_dir, next_run_dir, with_run
@@ -19,12 +19,6 @@ def chosen(command: str, *arguments: str) -> str:
         return run_dir
 
 
-def touch(*paths) -> None:
-    for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({}, path)
-
-
 def test_a_given_directory_is_taken_as_it_is(here):
     assert chosen("fit", "--run_dir=x/y") == "x/y"
     assert not (here / "x").exists()
@@ -33,7 +27,7 @@ def test_a_given_directory_is_taken_as_it_is(here):
 def test_a_training_gets_the_next_number_and_an_empty_directory_is_removed(here):
     assert chosen("fit") == "runs/base/0"
     assert not (here / "runs").exists()
-    touch(here / "runs" / "base" / "4" / "run.log")
+    write_empty(here / "runs" / "base" / "4" / "run.log")
     assert chosen("sft") == "runs/base/5"
 
 
@@ -56,7 +50,7 @@ def test_runs_that_cannot_be_made_are_named_with_the_setting(here):
 
 def test_a_directory_that_was_used_stays(here):
     with choose_run_dir("fit", read_invocation(["--config=base.yaml"])) as run_dir:
-        touch(here / run_dir / "run.log")
+        write_empty(here / run_dir / "run.log")
     assert (here / run_dir / "run.log").exists()
 
 
@@ -79,7 +73,7 @@ def test_a_run_made_in_python_is_told_to_go_on_there(command, file, message):
 
 @pytest.mark.parametrize("words", [["--run_dir", "other"], ["--run_dir=other", "--seed=1"]])
 def test_another_run_dir_beside_a_run_is_refused_with_how_to_begin_a_new_one(words):
-    touch(Path("my/config.yaml"))
+    write_empty(Path("my/config.yaml"))
     with pytest.raises(
         UserError, match=r"left out .* got other\. For a new run: .*, add --ckpt_path my"
     ):
@@ -124,8 +118,8 @@ def test_last_means_the_latest_run_that_has_a_checkpoint(command, here):
     with pytest.raises(ValueError, match="runs/base has no run with a checkpoint"):
         chosen(command, "--ckpt_path=last")
     runs = here / "runs" / "base"
-    touch(*(runs / number / "checkpoints" / "last.ckpt" for number in ("0", "9", "10")))
-    touch(runs / "11" / "run.log")
+    write_empty(*(runs / number / "checkpoints" / "last.ckpt" for number in ("0", "9", "10")))
+    write_empty(runs / "11" / "run.log")
     assert chosen(command, "--ckpt_path=last") == "runs/base/10"
     assert chosen(command, "--ckpt_path=best") == "runs/base/10"
 

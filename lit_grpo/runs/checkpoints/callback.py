@@ -7,7 +7,7 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -22,16 +22,11 @@ from lightning.pytorch.utilities import rank_zero_only
 from lit_grpo.diagnostics.unlogged_metric import describe_unknown
 from lit_grpo.runs.checkpoints.files import BEST_FILE, LAST, SUMMARY, is_healthy
 from lit_grpo.runs.checkpoints.fit_loop import make_last_validation
-from lit_grpo.runs.checkpoints.loop_counters import (
-    settle_validation,
-    undo_completed_batch,
-    undo_end,
-    validates_next,
-)
-from lit_grpo.runs.checkpoints.resume import refuse_unlike
+from lit_grpo.runs.checkpoints.loop_counters import LoopPosition, validates_next
+from lit_grpo.runs.checkpoints.refusals import refuse_unlike
 from lit_grpo.runs.checkpoints.retention import KeptCheckpoints
 from lit_grpo.runs.checkpoints.start_checks import refuse_unreadable, warn_if_at_once
-from lit_grpo.runs.checkpoints.writer import CheckpointWriter
+from lit_grpo.runs.checkpoints.writer import CheckpointWriter, wait_until_written, when_written
 from lit_grpo.runs.files.event_log import now
 from lit_grpo.runs.files.events import num_finished_steps
 from lit_grpo.runs.files.metrics import MetricsFile
@@ -116,15 +111,9 @@ class Checkpoints(Callback):
         self._save_seconds = 0.0
         self._has_healthy = False
         """Whether the run has a checkpoint from before any trouble."""
-        self._moment: Literal["step", "validation", "end"] = "step"
-        """The part of training that has just ended."""
-        self._validates_after = False
-        """Whether a validation belongs to the end of this step."""
-        self._validated_step = -1
         self._is_waiting = False
         """Whether a checkpoint is due once the validation of this step is done."""
-        self._unmoved: dict[str, Any] | None = None
-        """Lightning's counters as they were loaded, until a resumed run begins something."""
+        self._position = LoopPosition()
 
     @property
     def directory(self) -> Path:
@@ -165,11 +154,10 @@ class Checkpoints(Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self._unmoved = checkpoint.get("loops", {}).get("fit_loop")
+        self._position.load(checkpoint)
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        self._unmoved = None
-        self._validates_after = validates_next(trainer)  # a stop would hide it
+        self._position.begin_batch(trainer)
 
     def on_train_batch_end(
         self,
@@ -179,7 +167,8 @@ class Checkpoints(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        self._moment, self._is_waiting = "step", False
+        self._position.end_batch()
+        self._is_waiting = False
         is_ending = trainer.should_stop or get_stop_reason(trainer) is not None
         if is_ending or not is_between_steps(trainer) or not self._is_due(trainer):
             return
@@ -211,10 +200,9 @@ class Checkpoints(Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not is_validation_of_fit(trainer):
             return
-        self._unmoved = None
+        self._position.end_validation(trainer)
         if trainer.global_step == 0:
             return
-        self._moment, self._validated_step = "validation", num_finished_steps(trainer)
         if not trainer.fast_dev_run and self._is_best(trainer):  # type: ignore[attr-defined]
             trainer.save_checkpoint(self.directory / BEST_FILE)
         if self._is_waiting and get_stop_reason(trainer) is None:
@@ -240,7 +228,7 @@ class Checkpoints(Callback):
         has_begun = trainer.fit_loop.total_batch_idx >= 0
         if trainer.fast_dev_run or not has_begun:  # type: ignore[attr-defined]
             return
-        self._moment = "end"
+        self._position.end_training()
         self._save(trainer)
         wait_until_written(trainer)
         for other in self._sharing_callbacks(trainer):
@@ -253,7 +241,7 @@ class Checkpoints(Callback):
         """Write the last checkpoint all the same if an earlier ``on_train_end`` has failed."""
         frames = (frame.f_code for frame, _ in traceback.walk_tb(exception.__traceback__))
         is_at_end = FitLoop.on_run_end.__code__ in frames
-        if is_at_end and self._moment != "end" and as_rank_lost(exception) is None:
+        if is_at_end and not self._position.is_at_end and as_rank_lost(exception) is None:
             self.on_train_end(trainer, pl_module)
 
     def _save(self, trainer: L.Trainer) -> None:
@@ -261,7 +249,7 @@ class Checkpoints(Callback):
         path = self.directory / f"step_{num_finished_steps(trainer):06d}.ckpt"
         trainer.save_checkpoint(path)
         if trainer.is_global_zero:
-            _when_written(trainer, partial(self._kept.add, path))
+            when_written(trainer, partial(self._kept.add, path))
         self._has_healthy = self._has_healthy or not trouble_of(trainer)
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - start
@@ -283,27 +271,11 @@ class Checkpoints(Callback):
             "trouble": trouble_of(trainer),
             "metrics": metrics,
         }
-        if self._unmoved is not None:  # stopped before its first step
-            checkpoint["loops"]["fit_loop"] = self._unmoved
-            return
-        loops = checkpoint["loops"]["fit_loop"]
-        settle_validation(loops)
-        if self._moment == "validation":
-            undo_completed_batch(loops)
-        elif self._moment == "end":
-            undo_end(loops, trainer, self._has_left_validation(trainer))
-
-    def _has_left_validation(self, trainer: L.Trainer) -> bool:
-        """Return whether a stop cut off a validation, or prevented the one due at this step."""
-        reason = get_stop_reason(trainer)
-        if reason is None or reason.is_step_unfinished:
-            return False
-        is_missing = self._validates_after and self._validated_step != num_finished_steps(trainer)
-        return reason.is_validation_unfinished or is_missing
+        self._position.correct(checkpoint["loops"], trainer)
 
     def _is_of_this_step(self, trainer: L.Trainer, name: str) -> bool:
         """Return whether a metric is finite and not left over from an earlier validation."""
-        is_old = name.startswith("val/") and self._validated_step != num_finished_steps(trainer)
+        is_old = name.startswith("val/") and not self._position.has_validated(trainer)
         return not is_old and bool(trainer.callback_metrics[name].isfinite())
 
     def state_dict(self) -> dict[str, Any]:
@@ -321,23 +293,6 @@ class Checkpoints(Callback):
             and other.save_last
             and Path(other.dirpath or "").resolve() == self.directory.resolve()
         ]
-
-
-def _when_written(trainer: L.Trainer, function: Callable[[], None]) -> None:
-    """Call a function once the checkpoint that was saved last is written."""
-    writer = trainer.strategy.checkpoint_io
-    if isinstance(writer, CheckpointWriter):
-        writer.when_written(function)
-    else:
-        function()
-
-
-def wait_until_written(trainer: L.Trainer) -> None:
-    """Wait until every rank has written what was saved; every rank must call this."""
-    writer = trainer.strategy.checkpoint_io
-    if isinstance(writer, CheckpointWriter):
-        writer.wait()
-    trainer.strategy.barrier("Checkpoints")
 
 
 def _log_step(trainer: L.Trainer, outputs: Any) -> None:

@@ -11,13 +11,14 @@ import lightning as L
 import torch
 
 from lit_grpo.distributed.optimizer_class import has_other_optimizer
-from lit_grpo.runs.checkpoints.callback import Checkpoints, wait_until_written
+from lit_grpo.runs.checkpoints.callback import Checkpoints
 from lit_grpo.runs.checkpoints.files import (
     newest_first,
     read_manifest,
     read_state,
     why_unusable,
 )
+from lit_grpo.runs.checkpoints.writer import wait_until_written
 
 
 def roll_back(

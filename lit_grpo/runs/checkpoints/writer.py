@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
@@ -212,3 +213,20 @@ def _is_finite(weights: Mapping[str, Any]) -> bool:
     given = (local_part(one) for one in weights.values() if torch.is_tensor(one))
     tensors = (one for one in given if one.is_floating_point())
     return all(bool(one.isfinite().all()) for one in tensors)
+
+
+def when_written(trainer: L.Trainer, function: Callable[[], None]) -> None:
+    """Call a function once the checkpoint that was saved last is written."""
+    writer = trainer.strategy.checkpoint_io
+    if isinstance(writer, CheckpointWriter):
+        writer.when_written(function)
+    else:
+        function()
+
+
+def wait_until_written(trainer: L.Trainer) -> None:
+    """Wait until every rank has written what was saved; every rank must call this."""
+    writer = trainer.strategy.checkpoint_io
+    if isinstance(writer, CheckpointWriter):
+        writer.wait()
+    trainer.strategy.barrier("Checkpoints")

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import re
 import shutil
 import zipfile
-from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from cli_base import BASE
-from forked import run_in_processes
+from empty_checkpoints import write_empty
 from lightning.pytorch.callbacks import ModelCheckpoint
 from run_logs import workplace
 from toy_rollouts import fit, outputs, rollouts
@@ -18,13 +15,7 @@ from toy_rollouts import fit, outputs, rollouts
 from lit_grpo.__main__ import main
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.runs.checkpoints.files import link_last
-from lit_grpo.runs.checkpoints.resume import (
-    enclosing_run,
-    find_checkpoint,
-    refuse_unfit,
-    refuse_unlike,
-    refuse_used,
-)
+from lit_grpo.runs.checkpoints.resume import find_checkpoint
 from lit_grpo.runs.files.events import read_events
 from lit_grpo.types import UserError
 
@@ -35,19 +26,13 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def touch(*paths: Path) -> None:
-    for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({}, path)
-
-
 def test_a_checkpoint_is_found_by_path_and_as_the_last_of_the_run(here):
-    touch(here / "run" / "checkpoints" / "last.ckpt", here / "other.ckpt")
+    write_empty(here / "run" / "checkpoints" / "last.ckpt", here / "other.ckpt")
     assert find_checkpoint("last", here / "run") == str(here / "run/checkpoints/last.ckpt")
     assert find_checkpoint("other.ckpt", here / "run") == "other.ckpt"
     with pytest.raises(ValueError, match="empty holds no run to go on with .*counts from"):
         find_checkpoint("last", here / "empty")
-    touch(here / "begun" / "run.log")
+    write_empty(here / "begun" / "run.log")
     with pytest.raises(ValueError, match="has no checkpoint to go on from"):
         find_checkpoint("last", here / "begun")
     with pytest.raises(ValueError, match=r"none\.ckpt: no such checkpoint\. In \. are other\.ckpt"):
@@ -58,7 +43,7 @@ def test_a_checkpoint_is_found_by_path_and_as_the_last_of_the_run(here):
 
 def test_a_damaged_checkpoint_with_a_link_to_it_is_read_and_named_once(here, caplog):
     intact, damaged = (here / "run/checkpoints" / f"step_{n}.ckpt" for n in (1, 2))
-    touch(intact, damaged)
+    write_empty(intact, damaged)
     link_last(damaged)
     damaged.write_bytes(damaged.read_bytes()[:-10])
     assert find_checkpoint("last", here / "run") == str(intact)
@@ -68,7 +53,7 @@ def test_a_damaged_checkpoint_with_a_link_to_it_is_read_and_named_once(here, cap
 
 def test_a_damaged_checkpoint_is_refused_and_the_newest_intact_one_is_the_last(here, caplog):
     intact, damaged = (here / "run/checkpoints" / name for name in ("step=1.ckpt", "last.ckpt"))
-    touch(intact, damaged)
+    write_empty(intact, damaged)
     damaged.write_bytes(damaged.read_bytes()[:-10])
     assert find_checkpoint("last", here / "run") == str(intact)
     assert "last.ckpt is damaged" in caplog.text
@@ -95,13 +80,13 @@ def test_an_empty_text_is_no_checkpoint(here):
 def test_auto_is_the_last_one_or_none_where_there_is_none(here):
     assert find_checkpoint("auto", here / "run") is None
     last = here / "run/checkpoints/last.ckpt"
-    touch(last)
+    write_empty(last)
     assert find_checkpoint("auto", here / "run") == str(last)
 
 
 def test_auto_refuses_a_run_whose_checkpoints_are_all_damaged_and_names_the_ways_out(here):
     torn, link = (here / "run/checkpoints" / name for name in ("step_1.ckpt", "last.ckpt"))
-    touch(torn)
+    write_empty(torn)
     link.symlink_to(torn.name)
     torn.write_bytes(b"torn")
     ways = (
@@ -118,7 +103,7 @@ def test_auto_refuses_a_run_whose_checkpoints_are_all_damaged_and_names_the_ways
 
 def test_auto_with_damaged_checkpoints_only_ends_with_exit_code_2_and_changes_nothing(here, capsys):
     torn = here / "run/checkpoints/step_000001.ckpt"
-    touch(torn)
+    write_empty(torn)
     torn.write_bytes(b"torn")
     (here / "run/metrics.csv").write_text("step,seconds\n0,1\n")
     arguments = ["fit", "--config", "debug", "--run_dir", "run", "--ckpt_path", "auto"]
@@ -164,7 +149,7 @@ def test_the_best_of_lightnings_callback_is_found_in_a_run_that_was_moved_or_cop
 
 
 def test_the_best_of_lightnings_callback_in_a_directory_of_its_own_stays_there(here):
-    touch(here / "run/checkpoints/top.ckpt")  # older than the last one
+    write_empty(here / "run/checkpoints/top.ckpt")  # older than the last one
     keep_best(here / "mine", here / "run")
     assert find_checkpoint("best", here / "run") == str(here / "mine/top.ckpt")
     (here / "mine").rename(here / "gone")
@@ -172,7 +157,7 @@ def test_the_best_of_lightnings_callback_in_a_directory_of_its_own_stays_there(h
 
 
 def test_a_run_without_a_best_one_is_told_what_to_pass(here):
-    touch(here / "a run/checkpoints/last.ckpt")
+    write_empty(here / "a run/checkpoints/last.ckpt")
     with pytest.raises(UserError, match="has no best checkpoint.* with a monitor, such as val/acc"):
         find_checkpoint("best", Path("a run"))
     with pytest.raises(UserError, match="to last, or .* lit-grpo checkpoints 'a run' lists"):
@@ -206,78 +191,7 @@ def test_a_file_of_another_kind_is_no_checkpoint_rather_than_a_damaged_one(name,
 
 
 def test_a_torn_checkpoint_of_any_name_is_damaged(here):
-    touch(here / "best.pt")
+    write_empty(here / "best.pt")
     (here / "best.pt").write_bytes((here / "best.pt").read_bytes()[:-10])
     with pytest.raises(ValueError, match=r"best\.pt is damaged"):
         find_checkpoint("best.pt", here / "run")
-
-
-def test_a_checkpoint_of_another_kind_of_training_is_refused(here):
-    grpo, sft, other = (str(here / "run/checkpoints" / name) for name in ("a.ckpt", "b.ckpt", "c"))
-    touch(Path(grpo))
-    torch.save({"loops": {}, "rollout_step": 3}, grpo)
-    torch.save({"loops": {}}, sft)
-    torch.save({"state_dict": {}}, other)
-    for path in (grpo, other, str(here / "nowhere")):
-        refuse_unfit(path, is_grpo=True)
-    refuse_unfit(sft, is_grpo=False)
-    with pytest.raises(ValueError, match=r"written by lit-grpo sft.*policy.path to .*/final"):
-        refuse_unfit(sft, is_grpo=True)
-    with pytest.raises(ValueError, match="written by lit-grpo fit"):
-        refuse_unfit(grpo, is_grpo=False)
-
-
-@pytest.mark.parametrize("left", ["metrics.csv", "checkpoints/last.ckpt"])
-def test_a_new_run_in_a_directory_with_results_is_refused(left, here):
-    touch(here / "run" / "config.yaml", here / "run" / "run.log")
-    refuse_used(here / "run", "resume it so")
-    touch(here / "run" / left)
-    how = (
-        "It has no checkpoint: .* ckpt_path to auto" if "csv" in left else "Resume it: resume it so"
-    )
-    with pytest.raises(ValueError, match=f"already holds a run, .* {how}"):
-        refuse_used(here / "run", "resume it so")
-
-
-def go_on(store: Path, checkpoints: list[Path | None], rank: int) -> str:
-    """Return the error of a rank that goes on from its checkpoint; empty if there is none."""
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2
-    )
-    try:
-        refuse_unlike(checkpoints[rank])
-    except UserError as error:
-        return str(error)
-    finally:
-        torch.distributed.destroy_process_group()
-    return ""
-
-
-def test_ranks_that_would_go_on_from_different_checkpoints_are_refused(here):
-    one, copy, older = (here / name / "step_000007.ckpt" for name in ("one", "copy", "older"))
-    touch(one, copy, older.with_name("step_000006.ckpt"))
-    (one.parent / "last.ckpt").symlink_to(one.name)
-    cases = {
-        "both new": ([None, None], ""),
-        "copied": ([one.parent / "last.ckpt", copy], ""),
-        "one is new": ([one, None], r"step_000007.ckpt of [\d,]+ bytes, rank 1 on .*: none \("),
-        "one is older": ([one, older.with_name("step_000006.ckpt")], "step_000006.ckpt of"),
-    }
-    for name, (checkpoints, expected) in cases.items():
-        ranks = (partial(go_on, here / name, checkpoints, rank) for rank in (0, 1))
-        errors = run_in_processes(*ranks)
-        assert errors[0] == errors[1]
-        assert bool(errors[0]) == bool(expected), name
-        assert re.search(expected, errors[0]), name
-
-
-def test_a_directory_in_that_of_another_run_is_recognised(here):
-    for place in ("project/checkpoints", "other", "old/checkpoints", "new"):
-        (here / place).mkdir(parents=True)
-    for file in ("other/metrics.csv", "old/metrics.csv", "new/events.jsonl"):
-        (here / file).touch()
-    assert enclosing_run(Path("project/runs/0")) is None  # of a project with models
-    assert enclosing_run(Path("other/runs/0")) is None
-    assert enclosing_run(Path("old/checkpoints/0")) == here / "old"
-    assert enclosing_run(Path("new/0")) == here / "new"
-    assert enclosing_run(Path("new")) is None
