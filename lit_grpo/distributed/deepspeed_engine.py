@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from torch import Tensor, nn
 
+from lit_grpo.distributed.deepspeed_compile import compile_layers
 from lit_grpo.distributed.deepspeed_loading import gathered_in_turn, keeps_partitions, partition
 from lit_grpo.distributed.gradients import OptimizerSteps
 from lit_grpo.policy.sharding import Sharding, T, whole, whole_shape
@@ -106,6 +107,13 @@ class ZeROSharding(Sharding):
         finally:
             del part.forward
         return result
+
+    def compiled(self, body: Any) -> Callable[..., Any]:
+        if self.strategy.stage < 3:
+            return super().compiled(body)
+        compile_layers(body)
+        forward: Callable[..., Any] = body
+        return forward
 
     @contextmanager
     def gathered(self, model: Any) -> Iterator[None]:

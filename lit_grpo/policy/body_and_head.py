@@ -55,7 +55,7 @@ class BodyAndHead:
         self._run_head: Any = self._head.forward  # its hooks run in `with_head`
         self._scale = _logit_scale(model.config)
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
-        self._run_body: Any = torch.compile(self._body, dynamic=True) if compile else self._body
+        self._run_body: Any = sharding.compiled(self._body) if compile else self._body
 
     def run(self, function: Callable[[], T]) -> T:
         return self._sharding.run(self._model, function)

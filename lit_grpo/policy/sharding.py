@@ -46,6 +46,10 @@ class Sharding:
         """
         return function(states)
 
+    def compiled(self, body: Any) -> Callable[..., Any]:
+        """Return the forward pass of a model's body, run through ``torch.compile``."""
+        return torch.compile(body, dynamic=True)
+
     def gathered(self, model: Any) -> AbstractContextManager[None]:
         """Keep all weights whole within the context, for many forward passes without gradients."""
         return nullcontext()

@@ -36,8 +36,6 @@ from lit_grpo.training.checks.compatibility import check_completions_fit, undecl
 from lit_grpo.training.checks.same_run import RunSettings
 from lit_grpo.training.checks.strategies import (
     check_updates,
-    is_zero_3,
-    refuse_compiled,
     refuse_unsupported,
     warn_of_casts,
 )
@@ -228,8 +226,6 @@ class PolicyModule(L.LightningModule):
         for owner in (self, *self.trainer.callbacks):  # type: ignore[attr-defined]
             guard_hooks(owner)
         refuse_unsupported(self.trainer)
-        compiles = self.policy.compile_forward
-        refuse_compiled(compiles=compiles, is_zero_3=is_zero_3(self.trainer.strategy))
         samples_with_policy = self.engine.samples_with_policy
         warn_of_casts(self.policy, self.trainer, samples_with_policy=samples_with_policy)
         self.engine.check_processes(self.trainer.world_size, self.trainer.num_nodes)

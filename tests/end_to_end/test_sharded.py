@@ -268,18 +268,9 @@ def test_under_mixed_precision_the_shards_stay_in_float32(trained):
     assert all(weight.dtype == torch.float32 for weight in first["weights"].values())
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    ["fsdp2", *(pytest.param(one, marks=needs_deepspeed) for one in ("zero1", "zero2"))],
-)
+@pytest.mark.parametrize("strategy", SHARDED)
 def test_a_compiled_sharded_policy_takes_the_steps_of_ddp(results, strategy):
     assert_as_under_ddp(results, "compile", strategy, ddp_case="shallow")
-
-
-@needs_deepspeed
-def test_a_compiled_policy_is_refused_in_stage_3_of_deepspeed(zero):
-    for rank in load(zero, "compile", "zero3"):
-        assert "policy.compile must be false in stage 3 of DeepSpeed" in rank["error"]
 
 
 @pytest.mark.parametrize(("case", "strategy"), ON_DEVICES)

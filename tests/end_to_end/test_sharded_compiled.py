@@ -44,8 +44,10 @@ def test_fsdp2_goes_on_compiled_from_a_checkpoint_of_ddp(importer, directory):
 
 
 @needs_deepspeed
-def test_deepspeed_trains_compiled_and_resumes_bit_identically(importer, directory):
-    run(importer, directory, f"{CASE}/zero2", f"{CASE}/zero2:zero2:3")
-    whole, resumed = (load(directory, CASE, training) for training in ("zero2", "zero2:zero2:3"))
+@pytest.mark.parametrize("stage", ["zero2", "zero3"])
+def test_deepspeed_trains_compiled_and_resumes_bit_identically(importer, directory, stage):
+    trainings = (stage, f"{stage}:{stage}:3")
+    run(importer, directory, *(f"{CASE}/{training}" for training in trainings))
+    whole, resumed = (load(directory, CASE, training) for training in trainings)
     assert_as_plain(directory, whole)
     assert all(resumed[name].equal(weight) for name, weight in whole.items())

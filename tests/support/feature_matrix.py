@@ -30,7 +30,7 @@ OBJECTIVE = "S::test_an_objective_over_ranks_or_models_takes_the_steps_of_ddp"
 PRESET = "P::test_a_sharded_policy_takes_the_steps_of_ddp"
 COMPILED = "S::test_a_compiled_sharded_policy_takes_the_steps_of_ddp"
 DDP_COMPILED = "K::test_ddp_trains_compiled_as_without_and_resumes_bit_identically"
-REFUSED = "S::test_a_compiled_policy_is_refused_in_stage_3_of_deepspeed"
+ZERO_COMPILED = "K::test_deepspeed_trains_compiled_and_resumes_bit_identically"
 MIXED = "S::test_deepspeed_takes_the_steps_of_ddp_under_autocast"
 CHUNKS = "C::test_ranks_with_unlike_numbers_of_chunks_take_the_steps_of_ddp"
 HEAD_REFUSED = "C::test_a_head_of_several_layers_is_refused_in_stage_3_of_deepspeed"
@@ -100,12 +100,12 @@ COVERED: dict[str, tuple[list[str], ...]] = {
     "`policy.compile` |": (
         [DDP_COMPILED],
         [f"{COMPILED}[fsdp2]"],
-        [f"{COMPILED}[zero1]", f"{COMPILED}[zero2]", REFUSED],
+        [f"{COMPILED}[{stage}]" for stage in ZERO],
     ),
     "`policy.compile` with LoRA": (
         [DDP_COMPILED],
         ["K::test_fsdp2_goes_on_compiled_from_a_checkpoint_of_ddp"],
-        ["K::test_deepspeed_trains_compiled_and_resumes_bit_identically", REFUSED],
+        [f"{ZERO_COMPILED}[zero2]", f"{ZERO_COMPILED}[zero3]"],
     ),
     "the tests' stand-in for a GPU": (
         ["S::test_on_a_device_ddp_takes_the_same_steps"],

@@ -175,8 +175,7 @@ REFUSED = {
     "bfloat16": {"policy": {"dtype": "bfloat16"}},
     "undeclared engine": {"engine": StopsEarly()},
 }
-"""What DeepSpeed does not train, and what cannot sample with divided weights; nor is a policy
-compiled in stage 3."""
+"""What DeepSpeed does not train, and what cannot sample with divided weights."""
 SAVED = {"untied": LLAMA, "tied": TIED, "experts": MIXTRAL}
 """Policies whose weights are in files of the working directory."""
 SKIPPING = {

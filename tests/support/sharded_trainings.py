@@ -57,6 +57,8 @@ NUM_STEPS, NUM_COMPILED_STEPS = 5, 3
 """Rollout steps of a training, and of one that is compared with a compiled one."""
 TIMEOUT_MINUTES = 5
 """Within which one rank may compile while the other waits."""
+COMPILED_AUTOGRAD = {f"compile lora/{one}" for one in ("fsdp2:ddp:3", "zero3", "zero3:zero3:3")}
+"""Trainings that compile the backward pass, too. These strategies change the weights before it."""
 TOKEN_BUDGET = 25
 SHARED_TOKENS = 40
 """Tokens from which prompts are shared: those of the rank that has the longest of them."""
@@ -286,9 +288,8 @@ def main() -> None:
     for name in sys.argv[2:]:
         case, _, training = name.partition("/")
         torch.compiler.reset()  # each training builds its own programs
-        # That code is generated rightly is no matter of a strategy, and takes minutes. Only FSDP2
-        # changes the weights between the passes that autograd is compiled for.
-        backend = "aot_eager" if name == "compile lora/fsdp2:ddp:3" else "eager"
+        # That code is generated rightly is no matter of a strategy, and takes minutes.
+        backend = "aot_eager" if name in COMPILED_AUTOGRAD else "eager"
         torch.compile = partial(plain_compile, backend=backend)
         run = sft if case in SFT else train
         try:

@@ -19,7 +19,7 @@ from lit_grpo.stopping import has_step_limit, zero_limit
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.checks.compatibility import is_endless
 from lit_grpo.training.checks.learning_rates import warn_of_rate, warn_of_warm_up
-from lit_grpo.training.checks.strategies import is_zero_3, refuse_compiled, refuse_unsupported
+from lit_grpo.training.checks.strategies import refuse_unsupported
 from lit_grpo.training.checks.trainer_features import refuse_automatic
 from lit_grpo.training.checks.unused_settings import settings_without_effect
 from lit_grpo.training.checks.watched_metrics import check_monitors, warn_if_never_checked
@@ -29,8 +29,6 @@ from lit_grpo.types import UserError
 def check_batch(run: BuiltRun) -> Iterator[Finding]:
     """Yield findings on what a step consists of, and how many steps there are."""
     refuse_unsupported(run.trainer)
-    compiles = run.module.policy.compile_forward
-    refuse_compiled(compiles=compiles, is_zero_3=is_zero_3(run.trainer.strategy))
     refuse_automatic(run.trainer, run.module)
     step = make_step(run)
     if run.grpo:

@@ -25,7 +25,6 @@ from lit_grpo.distributed.deepspeed_engine import refuse_layered_head
 from lit_grpo.distributed.supported import supported_strategy
 from lit_grpo.training.checks.strategies import (
     check_updates,
-    refuse_compiled,
     refuse_precision,
 )
 
@@ -164,14 +163,12 @@ def make_setup(
         settings: Further fields of `Setup`.
 
     Raises:
-        UserError: such a run would be refused, for its strategy, its precision, compilation, its
-            head, or the type of the weights that its optimizer updates.
+        UserError: such a run would be refused, for its strategy, its precision, its head, or the
+            type of the weights that its optimizer updates.
     """
     known = parse_precision(precision)
     kind, sharding = supported_strategy(strategy), sharding_of(strategy, cluster.num_ranks)
-    is_zero_3 = sharding.is_deepspeed and sharding.weights
-    refuse_compiled(compiles=compiles, is_zero_3=is_zero_3)
-    if is_zero_3:
+    if sharding.is_deepspeed and sharding.weights:
         refuse_layered_head(outline)
     made = build_optimizer(outline, make_optimizer)
     if made is not None:

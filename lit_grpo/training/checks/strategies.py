@@ -49,27 +49,6 @@ def refuse_precision(precision: str) -> None:
         )
 
 
-def is_zero_3(strategy: Strategy) -> bool:
-    """Return whether a strategy is stage 3 of DeepSpeed."""
-    return isinstance(strategy, ZeROStrategy) and strategy.stage == 3
-
-
-def refuse_compiled(*, compiles: bool, is_zero_3: bool) -> None:
-    """Refuse ``policy.compile`` where its programs would take in the gathering of weights.
-
-    Raises:
-        UserError: the policy is compiled, and stage 3 of DeepSpeed partitions its weights.
-    """
-    if compiles and is_zero_3:
-        raise setting_error(
-            "model.policy.compile",
-            "false in stage 3 of DeepSpeed",
-            compiles,
-            "torch.compile traces the hooks that gather weights, and ranks wait for each other "
-            "until the timeout; trainer.strategy fsdp2 divides the weights of a compiled policy",
-        )
-
-
 def warn_of_casts(policy: Policy, trainer: L.Trainer, *, samples_with_policy: bool) -> None:
     """Warn of a frozen base that is cast again for every sampled token.
 

@@ -161,10 +161,6 @@ def test_what_is_not_known_is_one_line_and_exit_code_2(arguments, message, capsy
         (["--trainer.precision=bf16-true"], "precision must be 32-true or bf16-mixed"),
         ([*BFLOAT16, "--trainer.strategy=deepspeed_stage_2"], "float32 under DeepSpeed"),
         (
-            ["--trainer.strategy=deepspeed_stage_3", "--model.policy.compile=true"],
-            "policy.compile must be false in stage 3 of DeepSpeed",
-        ),
-        (
             [
                 "--trainer.strategy=deepspeed_stage_3",
                 "--model.policy.lora.target_modules=[lm_head]",

@@ -1,6 +1,5 @@
 """Strategies, precisions and optimizers with which a run would be wrong."""
 
-from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -22,8 +21,6 @@ from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.training.checks.strategies import (
     check_updates,
-    is_zero_3,
-    refuse_compiled,
     refuse_unsupported,
     warn_of_casts,
 )
@@ -59,17 +56,6 @@ def test_strategies_and_precisions_that_would_train_wrongly_are_refused(
 ):
     with pytest.raises(ValueError, match=message):
         refuse_unsupported(SimpleNamespace(strategy=strategy(), precision=precision))
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_compiled_policy_is_refused_in_stage_3_of_deepspeed_only(stage):
-    strategy = object.__new__(ZeROStrategy)  # without its constructor, which needs the package
-    strategy.stage = stage
-    refuse_compiled(compiles=False, is_zero_3=is_zero_3(strategy))
-    expected = pytest.raises(UserError, match="compile must be false in stage 3.* fsdp2")
-    with expected if stage == 3 else nullcontext():
-        refuse_compiled(compiles=True, is_zero_3=is_zero_3(strategy))
-    assert not is_zero_3(object.__new__(FSDP2Strategy))
 
 
 class AtRandom(SGD):
