@@ -81,12 +81,14 @@ def test_a_rank_prints_its_error_if_rank_0_goes_on(monkeypatch):
 
 
 def test_a_rank_leaves_its_error_to_rank_0_if_that_ends_as_well():
-    reads, writes = os.pipe()
+    (reads, writes), (sees_start, starts) = os.pipe(), os.pipe()
     if not (rank_0 := os.fork()):
         os.environ[launcher.PARENT_VARIABLE] = str(os.getpid())
         if not os.fork():
+            os.write(starts, b"!")
             os.write(writes, b"yes" if launcher.ends_with_rank_0() else b"no")
         else:
+            os.read(sees_start, 1)
             time.sleep(0.3)
         os._exit(0)
     os.waitpid(rank_0, 0)
