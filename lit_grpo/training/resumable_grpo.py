@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from lit_grpo.objective import AdvantageConfig, Objective
@@ -51,6 +52,7 @@ class ResumableGRPO(EvaluatedModule):
     policy_updater: PolicyUpdater
     rollout_step: int
     empty_steps: EmptySteps
+    _reward_models: Mapping[str, ModelSource] = MappingProxyType({})
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -107,7 +109,7 @@ class ResumableGRPO(EvaluatedModule):
     def _sources(self) -> dict[str, ModelSource]:
         source = self.teacher and self.teacher.loaded_from
         teacher = {"model.teacher.path": source} if source else {}
-        return super()._sources() | teacher | self._reward_models
+        return super()._sources() | teacher | dict(self._reward_models)
 
     def settings(self) -> dict[str, Any]:
         rewards = {

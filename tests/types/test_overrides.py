@@ -50,7 +50,7 @@ def logged(function):
     ("hook", "message"),
     [
         ("on_train_start", r"overrides GRPOModule\.on_train_start.* this in a callback\.$"),
-        ("on_save_checkpoint", r"overrides GRPOModule\.on_save_checkpoint"),
+        ("on_save_checkpoint", r"overrides ResumableGRPO\.on_save_checkpoint"),
         ("on_validation_epoch_end", "Add the call, or"),
         ("validation_step", r"overrides EvaluatedModule\.validation_step"),
         ("setup", r"overrides GRPOModule\.setup"),
