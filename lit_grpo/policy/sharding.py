@@ -16,7 +16,7 @@ T = TypeVar("T")
 class Sharding:
     """Keep the whole model on every rank, as on one device and under DDP.
 
-    A strategy that shards the model overrides everything here.
+    A strategy that shards the model overrides what it does differently.
     """
 
     is_sharded = False

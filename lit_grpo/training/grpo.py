@@ -207,6 +207,7 @@ class GRPOModule(ResumableGRPO):
             for message in settings_without_effect(self.objective, self.advantage, self.update):
                 rank_zero_only(log.warning)(message)
             self.rewards.start(self.reasoning)
+            self.record_reward_models()
 
     def check_loader(self, loader: TrainingLoader) -> None:
         super().check_loader(loader)

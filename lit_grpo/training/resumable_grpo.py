@@ -54,12 +54,12 @@ class ResumableGRPO(EvaluatedModule):
     empty_steps: EmptySteps
     _reward_models: Mapping[str, ModelSource] = MappingProxyType({})
 
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
+    def record_reward_models(self) -> None:
+        """Record the files of the reward models, which have been loaded and checked by now."""
         self._reward_models = {
             f"ScorerReward.init_args.path of {one.name!r}": ModelSource.of(one.settings.path)
             for one in self.rewards.rewards
-            if stage == "fit" and isinstance(one, ScorerReward)
+            if isinstance(one, ScorerReward)
         }
 
     @property

@@ -4,9 +4,16 @@ import pytest
 import torch
 from needs import needs_deepspeed
 from tiny import LLAMA, tiny_policy
+from transformers import DynamicCache
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from lit_grpo.distributed.deepspeed_compile import _require_gradient, compile_layers
+from lit_grpo.distributed.deepspeed_compile import (
+    _compiled_without_cache,
+    _require_gradient,
+    compile_layers,
+)
 from lit_grpo.policy.body_and_head import num_compilations
+from lit_grpo.types import UserError
 
 
 @pytest.fixture
@@ -46,6 +53,34 @@ def test_the_input_of_the_first_layer_has_a_gradient_though_embeddings_are_froze
     assert not inputs[1].requires_grad
 
 
-def test_states_with_a_gradient_stay_as_they_are():
+@needs_deepspeed
+def test_a_cache_may_be_positional(body):
+    compiled = _compiled_without_cache(lambda states, cache=None: (states, cache))
+    before = num_compilations()
+    compiled(torch.ones(2), DynamicCache())
+    assert num_compilations() == before
+
+
+@needs_deepspeed
+def test_layers_that_cannot_be_compiled_by_themselves_are_refused(body, monkeypatch):
+    body.layers[2].mlp.up_proj.weight = body.layers[0].mlp.up_proj.weight
+    with pytest.raises(UserError, match="compile must be false for LlamaModel.*share weights"):
+        compile_layers(body)
+    body._no_split_modules = []
+    with pytest.raises(UserError, match="does not say which of its parts are layers"):
+        compile_layers(body)
+
+
+@needs_deepspeed
+def test_layers_are_not_recomputed_outside_of_their_compiled_pass(body, monkeypatch):
+    body.gradient_checkpointing_enable()
+    monkeypatch.setattr(GradientCheckpointingLayer, "__call__", torch.nn.Module.__call__)
+    with pytest.raises(UserError, match="with gradient_checkpointing it needs a newer"):
+        compile_layers(body)
+
+
+def test_tokens_and_states_with_a_gradient_stay_as_they_are():
+    tokens = torch.arange(3)
+    assert _require_gradient(torch.nn.Identity(), (tokens,)) == (tokens,)
     states = torch.ones(2, requires_grad=True) * 2
     assert _require_gradient(torch.nn.Identity(), (states, 3)) == (states, 3)

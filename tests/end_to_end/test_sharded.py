@@ -103,7 +103,7 @@ def trained(importer, tmp_path_factory) -> Path:
     ]
     names += ["own engine/ddp", "own engine/fsdp2", "undeclared engine/fsdp2"]
     names += [
-        *("shallow/ddp", "compile/fsdp2"),
+        *("shallow/ddp", "compile/fsdp2", "deep/ddp"),
         *(f"{RESUMED[0]}/{one}" for one in ("background", "fsdp2:background:5")),
     ]
     run(importer, directory, 2, *names)
@@ -145,7 +145,7 @@ def zero(importer, trained) -> Path:
     names += [f"{case}/{now}:{earlier}:5" for case in RESUMED for now, earlier in OTHER_STAGE]
     names += [f"{RESUMED[1]}/zero2:zero2:4:{optimizer}" for optimizer in OTHER_OPTIMIZERS]
     names += [f"plain/{settings}" for settings in ZERO_SETTINGS]
-    names += [f"compile/{strategy}" for strategy in ZERO]
+    names += [*(f"compile/{strategy}" for strategy in ZERO), "compile deep/zero3"]
     names += [
         "shallow/zero2 only last",
         "own engine/zero3",
@@ -305,6 +305,11 @@ def test_a_resumed_run_ends_bit_identically_on_a_device(request, strategy, direc
     for one, other in zip(whole, part, strict=True):
         assert len(other["metrics"]) == 3
         assert difference(one, other) == 0
+
+
+@needs_deepspeed
+def test_layers_are_compiled_one_by_one_and_recomputed_in_stage_3(zero):
+    assert_as_under_ddp(zero, "compile deep", "zero3", ddp_case="deep")
 
 
 @pytest.mark.parametrize("case", RESUMED)

@@ -166,6 +166,8 @@ SEVERAL_ROWS = {"max_tokens_per_micro_batch": 200}
 COMPILED: dict[str, dict[str, Any]] = {
     "shallow": {"policy": SHALLOW},
     "compile": {"policy": SHALLOW | {"compile": True}},
+    "deep": {},
+    "compile deep": {"policy": {"compile": True, "gradient_checkpointing": True}},
     "shallow lora": {"policy": PADDED | ONE_LAYER, "update": SEVERAL_ROWS},
     "compile lora": {"policy": PADDED | ONE_LAYER | {"compile": True}, "update": SEVERAL_ROWS},
 }

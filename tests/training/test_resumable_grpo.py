@@ -1,9 +1,10 @@
 import pytest
 import torch
 from scorer_models import save_llama
-from small_runs import fit, make_module
+from small_runs import PROMPTS, fit, make_module, make_trainer
 
 from lit_grpo.callbacks import Checkpoints
+from lit_grpo.data.loading.loader import PromptLoader
 from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.rewards import ScorerReward
 from lit_grpo.training import OutagePolicy
@@ -22,6 +23,19 @@ def test_a_reward_model_whose_files_were_replaced_ends_the_resume(tmp_path):
         fit(make_module(rewards=rewards), max_steps=2, ckpt_path=last)
     save_llama(path)
     fit(make_module(rewards=rewards), max_steps=2, ckpt_path=last)
+
+
+def test_a_reward_model_that_is_not_there_is_refused_by_the_reward(tmp_path):
+    module = make_module(rewards=[ScorerReward(path=str(tmp_path / "nowhere"))])
+    with pytest.raises(UserError, match=r"path must be a reward model"):
+        fit(module, max_steps=1)
+
+
+def test_an_evaluation_leaves_the_reward_models_of_a_module(tmp_path):
+    module = make_module(rewards=[ScorerReward(path=save_llama(tmp_path / "scorer"), name="mine")])
+    fit(module, max_steps=1)
+    make_trainer().validate(module, PromptLoader(PROMPTS, 4, training=False))
+    assert [*module._reward_models] == ["ScorerReward.init_args.path of 'mine'"]
 
 
 def test_a_checkpoint_has_what_a_module_counts_and_adapts(tmp_path):

@@ -79,12 +79,15 @@ def mask_bytes(setup: Setup) -> int:
 
     Query heads that share a key head count as extra queries. All layers use the same masks, which
     hold floats; a compiler finds that those of compiled layers are equal, and keeps one of each.
+    Layers that are compiled one by one, in stage 3 of DeepSpeed, keep theirs.
     """
     if setup.merges_attention:
         return 0
     step, sizes = setup.step, setup.model
     entries = step.masked_rows * step.completion_tokens * step.row_tokens * sizes.query_groups
-    return round(entries * setup.compute_bytes)
+    is_by_layer = setup.compiles and setup.sharding.is_deepspeed and setup.sharding.weights
+    copies = sizes.num_layers if is_by_layer and not setup.checkpointing else 1
+    return round(entries * setup.compute_bytes * copies)
 
 
 def logit_bytes(setup: Setup) -> int:

@@ -65,6 +65,9 @@ def test_a_mask_has_a_number_for_each_query_and_key_of_a_row_that_shares_its_pro
     assert formulas.mask_bytes(make(checkpointing=True)) == mask * 4
     assert formulas.mask_bytes(make()) == mask * 4
     assert formulas.mask_bytes(make(compiles=True)) == mask * 4
+    by_layer = make("deepspeed_stage_3", 2, compiles=True)
+    once = formulas.mask_bytes(make("deepspeed_stage_3", 2))
+    assert formulas.mask_bytes(by_layer) == once * by_layer.model.num_layers
 
 
 def test_logits_exist_in_chunks():
