@@ -85,8 +85,8 @@ def mask_bytes(setup: Setup) -> int:
         return 0
     step, sizes = setup.step, setup.model
     entries = step.masked_rows * step.completion_tokens * step.row_tokens * sizes.query_groups
-    is_by_layer = setup.compiles and setup.sharding.is_deepspeed and setup.sharding.weights
-    copies = sizes.num_layers if is_by_layer and not setup.checkpointing else 1
+    keeps_each = setup.compiles and setup.sharding.is_zero_3 and not setup.checkpointing
+    copies = sizes.num_layers if keeps_each else 1
     return round(entries * setup.compute_bytes * copies)
 
 

@@ -168,7 +168,7 @@ def make_setup(
     """
     known = parse_precision(precision)
     kind, sharding = supported_strategy(strategy), sharding_of(strategy, cluster.num_ranks)
-    if sharding.is_deepspeed and sharding.weights:
+    if sharding.is_zero_3:
         refuse_layered_head(outline)
     made = build_optimizer(outline, make_optimizer)
     if made is not None:

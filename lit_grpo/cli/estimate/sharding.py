@@ -51,6 +51,11 @@ class ShardedParts:
     def is_deepspeed(self) -> bool:
         return self.bucket_values > 0
 
+    @property
+    def is_zero_3(self) -> bool:
+        """Whether it is DeepSpeed's stage 3."""
+        return self.is_deepspeed and self.weights
+
 
 SINGLE = ShardedParts(name="single")
 _FSDP2 = ShardedParts(name="fsdp2", weights=True, gradients=True, optimizer=True, casts_shards=True)
