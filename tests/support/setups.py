@@ -27,6 +27,7 @@ SIZES = ModelSizes(
     layer_parameters=300,
     linear_parameters=500,
     largest_tensor=200,
+    large_linear_parameters=0,
     parameter_bytes=4,
     trained_bytes=4,
     buffer_bytes=0,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache, LlamaConfig, LlamaModel
 
 from lit_grpo.cli.estimate.devices import CPU, GB, Device
 from lit_grpo.cli.estimate.model_sizes import ModelSizes
+from lit_grpo.rollout.hf.blocked_weights import BlockedWeights
 from lit_grpo.rollout.hf.row_cache import cache_name
 
 REPEATS, FEWEST_REPEATS = 9, 3
@@ -37,9 +39,9 @@ def measure_cpu(model: ModelSizes, num_rows: int) -> Device:
         model: The model, whose shapes are timed.
         num_rows: Completions that are sampled at a time.
     """
-    many, few = _products(model, MANY_ROWS), _products(model, num_rows)
+    many, few = _products(model, MANY_ROWS), _products(model, num_rows, samples=True)
     training, sampling = _attention(model, ATTENDING_ROWS, QUERIES), _attention(model, num_rows, 1)
-    half = _products(model, MANY_ROWS, torch.bfloat16)
+    half = _products(model, MANY_ROWS, dtype=torch.bfloat16)
     kinds = (many, few, training, sampling, half)
     seconds = shortest(*(one for one, _ in kinds))
     rates = [flops / one for (_, flops), one in zip(kinds, seconds, strict=True)]
@@ -87,21 +89,30 @@ Timed = tuple[Callable[[], object], float]
 """The function to time, and its number of operations."""
 
 
-def _products(model: ModelSizes, rows: int, dtype: torch.dtype = torch.float32) -> Timed:
-    """Return the products of a layer; small matrices have another rate than large ones."""
+def _products(
+    model: ModelSizes, rows: int, *, samples: bool = False, dtype: torch.dtype = torch.float32
+) -> Timed:
+    """Return the products of a layer; small matrices have another rate than large ones.
+
+    Args:
+        samples: Whether they are those of sampling.
+    """
     hidden, queries = model.hidden_size, model.query_values
     inner = max(hidden, model.inner_values // model.num_layers)
     kv = model.kv_values // model.num_layers // 2
     shapes = [(hidden, queries), (hidden, kv), (hidden, kv), (queries, hidden)]
     shapes += [(hidden, inner), (hidden, inner), (inner, hidden)]
-    weights = [torch.ones(outputs, inputs, dtype=dtype) for inputs, outputs in shapes]
+    layers = nn.ModuleList(nn.Linear(*shape, bias=False, dtype=dtype) for shape in shapes)
     tokens = {inputs: torch.ones(rows, inputs, dtype=dtype) for inputs, _ in shapes}
+    blocked = BlockedWeights(layers) if samples else None
 
+    @torch.no_grad()
     def multiply() -> None:
-        for weight in weights:
-            torch.nn.functional.linear(tokens[weight.shape[1]], weight)
+        with nullcontext() if blocked is None else blocked.used():
+            for (inputs, _), layer in zip(shapes, layers, strict=True):
+                layer(tokens[inputs])
 
-    return multiply, 2.0 * rows * sum(one.numel() for one in weights)
+    return multiply, 2.0 * rows * sum(inputs * outputs for inputs, outputs in shapes)
 
 
 def _attention(model: ModelSizes, rows: int, queries: int) -> Timed:

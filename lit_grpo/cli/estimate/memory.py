@@ -223,6 +223,8 @@ def _sampling(setup: Setup) -> Iterator[MemoryPart]:
         yield MemoryPart(name=name, bytes=max(logits, reading), when=(SAMPLING,), advice=fewer)
         copies = formulas.sampling_cast_bytes(setup)
         yield MemoryPart(name="weights in bfloat16", bytes=copies, when=(SAMPLING,))
+        blocked = formulas.blocked_bytes(setup)
+        yield MemoryPart(name="blocked weights", bytes=blocked, when=(SAMPLING,))
     elif sampler.kind == "vllm" and setup.cluster.is_gpu:
         sleep = "" if sampler.sleeps else f", or set {key}.sleep to true"
         yield MemoryPart(

@@ -133,6 +133,14 @@ def sampling_cast_bytes(setup: Setup) -> int:
     return 2 * setup.model.parameters if setup.is_autocast else 0
 
 
+def blocked_bytes(setup: Setup) -> int:
+    """Return the bytes of the copies in oneDNN's layout that a CPU samples with in float32."""
+    is_float32 = FLOAT32 == setup.compute_bytes == setup.model.parameter_bytes
+    if setup.cluster.is_gpu or not is_float32:
+        return 0
+    return FLOAT32 * setup.model.large_linear_parameters
+
+
 def gathered_layer_bytes(setup: Setup) -> int:
     """Return the bytes of gathered weights in the update: two layers, embeddings and head.
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lit_grpo.rollout.hf.blocked_weights import is_large_linear
+
 UNKNOWN_STATES = 2
 """Values per trained parameter of an optimizer that does not run without values: as for Adam."""
 STATE_BYTES_8BIT = 2
@@ -156,6 +158,8 @@ class ModelSizes:
     """Parameters of all matrices that each token of the body is multiplied by."""
     largest_tensor: int
     """Parameters of the largest tensor."""
+    large_linear_parameters: int
+    """Weights of the linear layers of which a CPU samples with a copy, the head's included."""
     parameter_bytes: float
     """Bytes per parameter of the model as it is loaded, on average."""
     trained_bytes: float
@@ -225,6 +229,11 @@ def sizes_of(model: nn.Module) -> ModelSizes:
         layer_parameters=max(_count(list(layer.parameters())) for layer in _layers(body)),
         linear_parameters=sum(one.weight.numel() for one in matrices),
         largest_tensor=max(one.numel() for one in parameters),
+        large_linear_parameters=sum(
+            one.in_features * one.out_features
+            for one in model.modules()
+            if isinstance(one, nn.Linear) and is_large_linear(one)
+        ),
         parameter_bytes=size_of(parameters) / total,
         trained_bytes=size_of(own) / num_trained if num_trained else 0.0,
         buffer_bytes=size_of(list(model.buffers())),

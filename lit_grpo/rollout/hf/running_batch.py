@@ -17,6 +17,7 @@ from lit_grpo.policy.named_weights import unwrap_peft
 from lit_grpo.policy.packed.packed_attention import using_attention
 from lit_grpo.policy.padding import positions
 from lit_grpo.policy.sharding import compute_device
+from lit_grpo.rollout.hf.blocked_weights import BlockedWeights
 from lit_grpo.rollout.hf.row_cache import RowCache, cache_name, can_join, join_caches
 from lit_grpo.rollout.hf.shared_prompts import SHARED, SharedPrompts
 from lit_grpo.types.errors import Diverged
@@ -87,9 +88,10 @@ class RunningBatch:
     ) -> None:
         device = compute_device(model)
         self._model = model
+        self._weights = BlockedWeights(model)
         is_padded = not mask.all()
         mask = mask.to(device, non_blocking=True)
-        with _casts_kept():
+        with _casts_kept(), self._weights.used():
             logits, prefilled = _prefill(model, ids.to(device, non_blocking=True), mask)
         origin = torch.arange(len(ids), device=device).repeat_interleave(group_size)
         prompts = SharedPrompts(mask if is_padded else None, origin) if shares_prompts else None
@@ -140,7 +142,7 @@ class RunningBatch:
             self.noise = self.noise[kept]
         if self._mask is not None:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], 1)
-        with _casts_kept(), self._attention():
+        with _casts_kept(), self._attention(), self._weights.used():
             output = self._model(
                 input_ids=tokens[:, None],
                 attention_mask=self._mask_of_new_tokens(),

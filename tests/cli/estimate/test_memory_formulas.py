@@ -44,6 +44,15 @@ def test_sampling_keeps_the_copies_that_autocast_makes():
     assert formulas.sampling_cast_bytes(make()) == 0
 
 
+def test_a_cpu_samples_in_float32_with_copies_of_the_large_linear_layers():
+    large = replace(SIZES, large_linear_parameters=300)
+    assert formulas.blocked_bytes(make(model=large, device=UNIT)) == 4 * 300
+    assert formulas.blocked_bytes(make(model=large)) == 0  # a GPU
+    assert formulas.blocked_bytes(make(model=large, device=UNIT, precision="bf16-mixed")) == 0
+    half = replace(large, parameter_bytes=2)
+    assert formulas.blocked_bytes(make(model=half, device=UNIT)) == 0
+
+
 def test_checkpointing_keeps_inputs_and_recomputes_one_layer():
     gradients = 4 * (20 + 8) * TOKENS
     assert formulas.backward_bytes(make()) == gradients

@@ -19,6 +19,7 @@ from lit_grpo.cli.estimate.model_sizes import (
     weight_bytes,
 )
 from lit_grpo.policy import LoRA, Policy
+from lit_grpo.rollout.hf import blocked_weights
 from lit_grpo.training import MasterAdamW
 
 ADAPTED = {"lora": LoRA(rank=4), "dtype": "bfloat16"}
@@ -129,6 +130,17 @@ def test_the_sizes_are_those_of_the_config_with_and_without_an_adapter():
     assert adapted.linear_values == sizes.linear_values + 2 * 7 * 4  # the rank of each adapter
     assert adapted.adapted_values == 2 * (6 * 32 + 64)
     assert (sizes.inner_values, sizes.adapted_values) == (2 * 64, 0)
+
+
+def test_large_linear_layers_are_those_of_which_a_cpu_copies_the_weights(monkeypatch):
+    monkeypatch.setattr(blocked_weights, "MIN_WEIGHTS", 32 * 64)
+    architecture = LLAMA | {"vocab_size": 300}
+    for settings in ({}, {"tie_word_embeddings": True}):
+        sizes = sizes_of(Policy(architecture=architecture | settings).outline())
+        # Gate, up and down of two layers, and the head, which has a copy also if it is tied.
+        assert sizes.large_linear_parameters == 2 * 3 * 32 * 64 + 300 * 32
+        policy = tiny_policy(architecture=architecture | settings)
+        assert len(blocked_weights.BlockedWeights(policy.model)._forwards) == 7
 
 
 def test_parameters_are_counted_by_where_they_are():
