@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaModel
 
 from lit_grpo.cli.estimate.devices import CPU, GB, Device
 from lit_grpo.cli.estimate.model_sizes import ModelSizes
-from lit_grpo.rollout.hf.blocked_weights import BlockedWeights
+from lit_grpo.rollout.hf.blocked_weights import MIN_TOKENS, BlockedWeights
 from lit_grpo.rollout.hf.row_cache import cache_name
 
 REPEATS, FEWEST_REPEATS = 9, 3
@@ -41,8 +40,10 @@ def measure_cpu(model: ModelSizes, num_rows: int) -> Device:
     """
     many, few = _products(model, MANY_ROWS), _products(model, num_rows, samples=True)
     training, sampling = _attention(model, ATTENDING_ROWS, QUERIES), _attention(model, num_rows, 1)
-    half = _products(model, MANY_ROWS, dtype=torch.bfloat16)
-    kinds = (many, few, training, sampling, half)
+    many_16, few_16 = (
+        _products(model, rows, dtype=torch.bfloat16) for rows in (MANY_ROWS, num_rows)
+    )
+    kinds = (many, few, training, sampling, many_16, few_16)
     seconds = shortest(*(one for one, _ in kinds))
     rates = [flops / one for (_, flops), one in zip(kinds, seconds, strict=True)]
     per_layer, per_pass = _host_seconds()
@@ -57,6 +58,7 @@ def measure_cpu(model: ModelSizes, num_rows: int) -> Device:
         network=0.1 * GB,
         attention_share=rates[2] / rates[0],
         few_rows_share=rates[1] / rates[0],
+        few_rows_share_16=rates[5] / rates[4],
         few_rows_attention_share=rates[3] / rates[2],
         fresh_bandwidth=making,
         host_seconds_per_layer=per_layer,
@@ -95,7 +97,7 @@ def _products(
     """Return the products of a layer; small matrices have another rate than large ones.
 
     Args:
-        samples: Whether they are those of sampling.
+        samples: Whether they are those of sampling long completions.
     """
     hidden, queries = model.hidden_size, model.query_values
     inner = max(hidden, model.inner_values // model.num_layers)
@@ -104,11 +106,11 @@ def _products(
     shapes += [(hidden, inner), (hidden, inner), (inner, hidden)]
     layers = nn.ModuleList(nn.Linear(*shape, bias=False, dtype=dtype) for shape in shapes)
     tokens = {inputs: torch.ones(rows, inputs, dtype=dtype) for inputs, _ in shapes}
-    blocked = BlockedWeights(layers) if samples else None
+    blocked = BlockedWeights(layers, MIN_TOKENS if samples else 0)
 
     @torch.no_grad()
     def multiply() -> None:
-        with nullcontext() if blocked is None else blocked.used():
+        with blocked.used():
             for (inputs, _), layer in zip(shapes, layers, strict=True):
                 layer(tokens[inputs])
 

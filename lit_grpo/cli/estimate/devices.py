@@ -46,7 +46,9 @@ class Device:
     attention_share: float = ATTENTION_SHARE
     """Rate of attention with a mask, as a share of the rate of matrix products."""
     few_rows_share: float = 1.0
-    """Rate of products with as few rows as sampling has, as a share of the rate with many."""
+    """Rate of float32 products with as few rows as sampling has, as a share of that with many."""
+    few_rows_share_16: float = 1.0
+    """The same in bfloat16."""
     few_rows_attention_share: float = 1.0
     """The same for attention, in sampling; on GPUs it is limited by memory."""
     fresh_bandwidth: float = math.inf

@@ -11,6 +11,7 @@ from math import ceil
 from lit_grpo.cli.estimate.model_sizes import ModelSizes
 from lit_grpo.cli.estimate.setup import FLOAT32, Setup
 from lit_grpo.policy.logprobs import CHUNK_LOGITS
+from lit_grpo.rollout.hf.blocked_weights import MIN_TOKENS
 from lit_grpo.rollout.hf.running_batch import prompts_at_once
 from lit_grpo.rollout.hf.shared_prompts import MIN_SAVED_TOKENS
 
@@ -136,7 +137,7 @@ def sampling_cast_bytes(setup: Setup) -> int:
 def blocked_bytes(setup: Setup) -> int:
     """Return the bytes of the copies in oneDNN's layout that a CPU samples with in float32."""
     is_float32 = FLOAT32 == setup.compute_bytes == setup.model.parameter_bytes
-    if setup.cluster.is_gpu or not is_float32:
+    if setup.cluster.is_gpu or not is_float32 or setup.step.completion_tokens < MIN_TOKENS:
         return 0
     return FLOAT32 * setup.model.large_linear_parameters
 

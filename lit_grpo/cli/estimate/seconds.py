@@ -99,7 +99,8 @@ def seconds_of(work: Work, device: Device, *, compute_bytes: float) -> tuple[flo
     rate *= PRODUCT_SHARE if device.is_gpu else 1.0
     attention = rate * device.attention_share
     if work.few_rows:
-        rate *= device.few_rows_share
+        is_16 = compute_bytes == BFLOAT16
+        rate *= device.few_rows_share_16 if is_16 else device.few_rows_share
         attention *= device.few_rows_attention_share
     products = work.flops / rate + work.attention / attention
     moving = work.bytes / (device.bandwidth * (MEMORY_SHARE if device.is_gpu else 1.0))

@@ -1,16 +1,16 @@
 """Weights in oneDNN's blocked layout, for sampling on a CPU.
 
 A product of few rows reads every weight once, and much of its time goes into bringing them into
-the order in which the kernel needs them. The weights do not change during a rollout, so this is
-done once for all of its tokens.
+the order in which the kernel needs them. The weights do not change while rows are sampled, so this
+is done once for all of their tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from threading import Lock
+from functools import cache, partial
+from threading import RLock
 from typing import Any, Final
 
 import torch
@@ -18,60 +18,86 @@ from torch import Tensor, nn
 
 MIN_WEIGHTS: Final = 2**18
 """Weights of a layer from which its products gain more than another call of them costs."""
+MIN_TOKENS: Final = 32
+"""Tokens of a row from which its products gain more than copying the weights costs."""
+MAX_ROWS: Final = 512
+"""Rows up to which blocked products are clearly faster than torch's own."""
 
 
 class BlockedWeights:
     """Blocked copies of the large linear weights of a model, in float32 on a CPU.
 
     Other layers are left as they are.
+
+    Args:
+        num_tokens: The most tokens that are sampled with them; no copies are made for few.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        with _LOCK:
-            layers = [layer for layer in model.modules() if _gains(layer)]
-        self._forwards = [(vars(layer), _blocked_forward(layer)) for layer in layers]
+    def __init__(self, model: nn.Module, num_tokens: int) -> None:
+        self._forwards: list[_BlockedForward] = []
+        if num_tokens >= MIN_TOKENS and not torch.is_autocast_enabled("cpu"):
+            with _LOCK:
+                layers = [layer for layer in model.modules() if _can_be_copied(layer)]
+            self._forwards = [_BlockedForward(layer) for layer in layers]
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Let the layers of the model multiply with these copies, except under autocast.
-
-        Their weights must be those that were copied, and no gradient is computed.
-        """
-        if not self._forwards or torch.is_autocast_enabled("cpu"):
+        """Let the layers of the model multiply with these copies, for one forward pass."""
+        if not self._forwards:
             yield
             return
         with _LOCK:  # another thread's forward pass of the same model may end before this one
             try:
-                for attributes, forward in self._forwards:
-                    attributes["forward"] = forward
+                for forward in self._forwards:
+                    vars(forward.layer)["forward"] = forward
                 yield
             finally:
-                for attributes, _ in self._forwards:
-                    attributes.pop("forward", None)
+                for forward in self._forwards:
+                    vars(forward.layer).pop("forward", None)
 
 
-_LOCK = Lock()
+_LOCK = RLock()
 
 
-def _gains(layer: nn.Module) -> bool:
-    """Return whether a layer is a plain linear one that multiplies faster with a blocked copy."""
-    if not is_large_linear(layer) or "forward" in vars(layer):
-        return False
-    weight: Any = layer.weight
-    is_whole = type(weight) is nn.Parameter and weight.dim() == 2  # not a shard
-    is_float32 = weight.device.type == "cpu" and weight.dtype == torch.float32
-    return is_whole and is_float32 and _is_available()
+class _BlockedForward:
+    """The forward pass of a linear layer, with a copy of its weights as they are now.
+
+    The layer multiplies by itself where a gradient is computed or values are cast, with many rows,
+    and once its weights have changed.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        self.layer: nn.Linear = layer
+        self._state = _state(layer)
+        with torch.no_grad():
+            self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(layer.weight)
+
+    def __call__(self, input: Tensor) -> Tensor:
+        layer, rows = self.layer, input.numel() // self.layer.in_features
+        casts = input.dtype != torch.float32 or torch.is_autocast_enabled("cpu")
+        is_usual = casts or torch.is_grad_enabled() or self._state != _state(layer)
+        if is_usual or not 0 < rows <= MAX_ROWS or input.shape[-1] != layer.in_features:
+            return nn.Linear.forward(layer, input)
+        if (size := _size(rows)) == rows:
+            return _product(input, self._weight, layer.bias)
+        padded = nn.functional.pad(input.reshape(rows, -1), (0, 0, 0, size - rows))
+        product = _product(padded, self._weight, layer.bias)
+        return product[:rows].view(*input.shape[:-1], -1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be the layer's own forward pass in a copy of the layer, which gets other weights."""
+        return partial, (nn.Linear.forward, self.layer)
 
 
-def is_large_linear(layer: nn.Module) -> bool:
-    return type(layer) is nn.Linear and layer.weight.numel() >= MIN_WEIGHTS
+def _state(layer: nn.Linear) -> tuple[int, int]:
+    """Return what differs once the weights of a layer have changed."""
+    return layer.weight.data_ptr(), layer.weight._version
 
 
-def _blocked_forward(layer: Any) -> Callable[[Tensor], Tensor]:
-    with torch.no_grad():
-        weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight)
-    bias = None if layer.bias is None else layer.bias.detach()
-    return lambda input: _product(input, weight, bias)
+def _size(rows: int) -> int:
+    """Return how many rows to multiply for some: oneDNN keeps 0.65 MiB of code for each number."""
+    step = 1 if rows <= 16 else 8 if rows <= 64 else 16 if rows <= 256 else 64
+    return -(-rows // step) * step
 
 
 def _product(input: Tensor, blocked: Tensor, bias: Tensor | None) -> Tensor:
@@ -80,14 +106,36 @@ def _product(input: Tensor, blocked: Tensor, bias: Tensor | None) -> Tensor:
     return product
 
 
+def is_large_linear(layer: nn.Module) -> bool:
+    """Return whether a layer is a large linear one, and torch has blocked products."""
+    return type(layer) is nn.Linear and layer.weight.numel() >= MIN_WEIGHTS and is_available()
+
+
+def _can_be_copied(layer: nn.Module) -> bool:
+    if not is_large_linear(layer) or "forward" in vars(layer) or not torch.backends.mkldnn.enabled:
+        return False
+    tensors: list[Any] = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+    is_whole = tensors[0].dim() == 2  # not a shard
+    return is_whole and all(
+        type(one) is nn.Parameter
+        and one.device.type == "cpu"
+        and one.dtype == torch.float32
+        and one.is_contiguous()
+        and not one.is_inference()  # whether it has changed is not known
+        for one in tensors
+    )
+
+
 @cache
-def _is_available() -> bool:
+def is_available() -> bool:
     """Return whether this build of torch has oneDNN's products, and they are right."""
     if not torch.backends.mkldnn.is_available():
         return False
-    input, weight = torch.eye(3, 4), torch.arange(8.0).view(2, 4)
+    make = partial(torch.eye, device="cpu", dtype=torch.float32)
+    input, weight = make(3, 4), make(2, 4)
     try:
-        product = _product(input, torch.ops.mkldnn._reorder_linear_weight(weight), None)
+        with torch.no_grad():
+            product = _product(input, torch.ops.mkldnn._reorder_linear_weight(weight), None)
     except (AttributeError, RuntimeError, TypeError):  # not public: it may be missing or differ
         return False
-    return torch.equal(product, input @ weight.T)
+    return torch.equal(product, make(3, 2))

@@ -88,7 +88,7 @@ class RunningBatch:
     ) -> None:
         device = compute_device(model)
         self._model = model
-        self._weights = BlockedWeights(model)
+        self._weights = BlockedWeights(model, noise.shape[1])
         is_padded = not mask.all()
         mask = mask.to(device, non_blocking=True)
         with _casts_kept(), self._weights.used():

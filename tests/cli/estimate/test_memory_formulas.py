@@ -46,11 +46,13 @@ def test_sampling_keeps_the_copies_that_autocast_makes():
 
 def test_a_cpu_samples_in_float32_with_copies_of_the_large_linear_layers():
     large = replace(SIZES, large_linear_parameters=300)
-    assert formulas.blocked_bytes(make(model=large, device=UNIT)) == 4 * 300
-    assert formulas.blocked_bytes(make(model=large)) == 0  # a GPU
-    assert formulas.blocked_bytes(make(model=large, device=UNIT, precision="bf16-mixed")) == 0
-    half = replace(large, parameter_bytes=2)
-    assert formulas.blocked_bytes(make(model=half, device=UNIT)) == 0
+    long = {"step": step_sizes([6, 6], 32, num_ranks=1, group_size=2, update=UpdateConfig())}
+    on_cpu = {"device": UNIT} | long
+    assert formulas.blocked_bytes(make(model=large, **on_cpu)) == 4 * 300
+    assert formulas.blocked_bytes(make(model=large, **long)) == 0  # a GPU
+    assert formulas.blocked_bytes(make(model=large, device=UNIT)) == 0  # few tokens
+    assert formulas.blocked_bytes(make(model=large, precision="bf16-mixed", **on_cpu)) == 0
+    assert formulas.blocked_bytes(make(model=replace(large, parameter_bytes=2), **on_cpu)) == 0
 
 
 def test_checkpointing_keeps_inputs_and_recomputes_one_layer():

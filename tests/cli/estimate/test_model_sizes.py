@@ -140,7 +140,7 @@ def test_large_linear_layers_are_those_of_which_a_cpu_copies_the_weights(monkeyp
         # Gate, up and down of two layers, and the head, which has a copy also if it is tied.
         assert sizes.large_linear_parameters == 2 * 3 * 32 * 64 + 300 * 32
         policy = tiny_policy(architecture=architecture | settings)
-        assert len(blocked_weights.BlockedWeights(policy.model)._forwards) == 7
+        assert len(blocked_weights.BlockedWeights(policy.model, 32)._forwards) == 7
 
 
 def test_parameters_are_counted_by_where_they_are():

@@ -48,11 +48,12 @@ def test_the_advised_engine_samples_for_so_many_ranks(ranks, engine):
 
 
 def test_few_rows_have_their_own_rates():
-    device = replace(PRODUCTS, attention_share=0.5, few_rows_share=0.25)
+    device = replace(PRODUCTS, attention_share=0.5, few_rows_share=0.25, few_rows_share_16=0.125)
     device = replace(device, few_rows_attention_share=0.1)
     many, few = Work(flops=1.0, attention=1.0), Work(flops=1.0, attention=1.0, few_rows=True)
     assert seconds_of(many, device, compute_bytes=4)[0] == pytest.approx(1 + 2)
     assert seconds_of(few, device, compute_bytes=4)[0] == pytest.approx(4 + 20)
+    assert seconds_of(few, device, compute_bytes=2)[0] == pytest.approx(8 + 20)
 
 
 def test_sampling_runs_the_model_on_every_token():
