@@ -433,6 +433,7 @@ def warm_up_with_patience(here):
     return write
 
 
+@pytest.mark.slow
 def test_a_run_that_early_stopping_ended_stays_as_it_is_until_it_gets_more_patience(
     here, warm_up_with_patience
 ):
@@ -567,6 +568,7 @@ def test_code_beside_a_config_is_found_from_another_directory(here, capsys):
     assert f"Looked for it in {here} and beside the config files." in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_whose_code_is_missing_here_says_where_it_was_started(here, capsys, monkeypatch):
     project, elsewhere = here / "my project", here / "elsewhere"
     project.mkdir()

@@ -225,6 +225,7 @@ def test_a_start_from_no_checkpoint_is_no_resume_though_the_directory_has_an_ear
     assert pd.read_csv(tmp_path / "metrics.csv")["resumes"].tolist() == [0, 1]
 
 
+@pytest.mark.slow
 def test_what_was_allowed_goes_on_though_the_run_was_killed_before_it_saved(tmp_path):
     train(tmp_path, StopAfter(1))
     shutil.copytree(tmp_path / "checkpoints", tmp_path / "kept")
@@ -282,6 +283,7 @@ def weights_of(run_dir: Path) -> bytes:
     return (run_dir / "checkpoints/last.ckpt").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_state_that_begins_anew_is_allowed_once(tmp_path):
     plain, amsgrad = (
         {"optimizer": partial(torch.optim.AdamW, lr=1e-3, amsgrad=is_on)} for is_on in (False, True)
@@ -298,6 +300,7 @@ def test_a_state_that_begins_anew_is_allowed_once(tmp_path):
     train(tmp_path, ckpt_path="last", changed=amsgrad, max_steps=4)  # its checkpoints have it
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_own_weights_and_ends_with_their_average(tmp_path):
     def average() -> EMAWeightAveraging:
         return EMAWeightAveraging(decay=0.5)
@@ -316,6 +319,7 @@ def test_a_run_goes_on_with_its_own_weights_and_ends_with_their_average(tmp_path
     assert any(not final[name].equal(weight) for name, weight in weights(plain).items())
 
 
+@pytest.mark.slow
 def test_a_run_that_no_longer_averages_is_refused_or_goes_on_with_its_own_weights(tmp_path):
     train(tmp_path / "part", EMAWeightAveraging(decay=0.5), max_steps=2)
     with pytest.raises(UserError, match="the run averages its weights, and no callback does so"):
@@ -429,6 +433,7 @@ def send(signum):
     time.sleep(2.5)  # the run asks every second whether to end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "ending"),
     [
@@ -463,6 +468,7 @@ class Growing:
         self.num_calls = state["num_calls"]
 
 
+@pytest.mark.slow
 def test_a_function_of_the_objective_may_have_a_state(tmp_path):
     def growing():
         return {"objective": Objective(surrogate=Growing())}
@@ -474,6 +480,7 @@ def test_a_function_of_the_objective_may_have_a_state(tmp_path):
     torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
 def test_another_policy_does_not_resume_a_run_unless_that_is_wanted(tmp_path, lora):
     paths = {seed: str(tmp_path / f"model{seed}") for seed in (1, 2)}
@@ -496,6 +503,7 @@ def test_a_file_in_place_of_a_run_directory_is_told(tmp_path):
         Trainer(tmp_path / "file")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("began_with_path", [False, True])
 def test_random_weights_and_a_model_do_not_resume_each_others_runs(tmp_path, began_with_path):
     path = str(tmp_path / "model")
@@ -692,6 +700,7 @@ def test_an_evaluation_takes_the_checkpoint_of_its_run_and_leaves_its_files_alon
     assert [path.read_bytes() for path in files] == written
 
 
+@pytest.mark.slow
 def test_other_validation_rows_are_said_and_the_best_starts_anew(tmp_path, caplog):
     rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(4)]
     best = tmp_path / "checkpoints/best.ckpt"
@@ -769,6 +778,7 @@ def go_back(run_dir, fails_at) -> list[str]:
     return sorted(one.name for one in checkpoints.glob("step*.ckpt"))
 
 
+@pytest.mark.slow
 def test_a_run_that_has_gone_back_goes_on_from_there_and_not_from_what_it_left(tmp_path):
     assert go_back(tmp_path, fails_at=3) == ["step_000001.ckpt", "step_000002.ckpt"]
     trainer, _ = train(tmp_path, max_steps=6, ckpt_path="last")
@@ -778,6 +788,7 @@ def test_a_run_that_has_gone_back_goes_on_from_there_and_not_from_what_it_left(t
     assert metrics["resumes"].tolist() == [0, 1, 2, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_run_that_has_gone_back_and_took_no_step_still_has_what_it_would_replace(tmp_path):
     assert go_back(tmp_path, fails_at=1) == ["step_000001.ckpt", "step_000004.ckpt"]
     train(tmp_path, max_steps=6, ckpt_path="last")
@@ -809,6 +820,7 @@ def test_an_error_has_the_exit_code_that_the_command_line_would_return(tmp_path)
     assert trainer.exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_callback_that_fails_at_the_end_does_not_cost_the_last_checkpoint(whole, tmp_path):
     class Broken(Callback):
         def on_train_end(self, *_):
@@ -842,6 +854,7 @@ def test_a_run_without_any_reward_is_stopped_although_no_callback_is_listed(tmp_
     assert (alert.kind, alert.step, stop.kind, stop.step) == ("alert", 5, "stop", 10)
 
 
+@pytest.mark.slow
 def test_a_trial_of_as_many_steps_as_the_breaker_waits_is_done_and_says_that_it_had_no_reward(
     tmp_path,
 ):

@@ -189,6 +189,7 @@ def test_a_run_is_evaluated_by_its_name(run, command, capsys, caplog):
     assert re.search(r"^\w+/accuracy +\d\.\d{3}$", capsys.readouterr().out, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["validate", "test"])
 def test_other_held_out_rows_than_the_run_s_may_have_been_trained_on(run, command, caplog):
     warned = (

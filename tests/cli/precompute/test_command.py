@@ -71,6 +71,7 @@ def test_the_scores_of_another_judge_are_refused_with_what_differs(
     assert main([*PRECOMPUTE, "--limit", "1", "--cache", "gold2"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [401, 503])
 def test_a_judge_that_gave_no_vote_does_not_claim_the_cache(status, server, capsys):
     server.behaviour = lambda request: refuses(status)
@@ -122,6 +123,7 @@ def test_a_recipe_without_a_judge_says_what_to_set(server, capsys):
     assert "need a judge, and the recipe has none. Set judge in the r" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", known_recipes())
 def test_every_recipe_that_ships_is_scored_and_prepared_from_what_is_cached(
     name, server, capsys, monkeypatch

@@ -66,6 +66,7 @@ def test_a_killed_run_goes_on_without_asking_what_is_recorded(server):
     assert num_recorded() == 180
 
 
+@pytest.mark.slow
 def test_several_processes_share_the_calls_and_ask_each_vote_once(server):
     server.behaviour = once_together(server, 3, by_last_letter)  # of two calls each
     started = [start_command(*PRECOMPUTE, "--processes", "2") for _ in range(3)]
@@ -110,6 +111,7 @@ def test_a_process_takes_over_what_a_killed_one_had_claimed(server):
     assert num_recorded() == 9
 
 
+@pytest.mark.slow
 def test_a_failure_is_no_score_and_is_asked_again(server, capsys):
     def fails_on_b(request):
         (one,) = request.of("answer")

@@ -228,6 +228,7 @@ class SizeOfGroup(Reward):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_old", [False, True], ids=["numbered", "old"])
 def test_a_run_that_was_resumed_with_another_group_size_is_scored_in_its_groups(is_old, capsys):
     words = ["--trainer.max_steps=4", "--model.group_size=2", "--allow_changes"]

@@ -101,6 +101,7 @@ def test_weights_that_are_not_finite_roll_the_run_back(tmp_path):
     assert (done.kind, done.step) == ("done", 8)
 
 
+@pytest.mark.slow
 def test_a_rollback_restores_the_moments_and_keeps_the_present_settings(tmp_path):
     class Watch(Callback):
         def __init__(self):
@@ -120,6 +121,7 @@ def test_a_rollback_restores_the_moments_and_keeps_the_present_settings(tmp_path
     assert watch.rates[4] == pytest.approx(1e-3 * 4 / 8)
 
 
+@pytest.mark.slow
 def test_too_many_skipped_steps_roll_the_run_back_and_the_data_goes_on(tmp_path, caplog):
     settings = {"update": {"max_skipped_steps": 2}}
     module, (rollback, done) = train(tmp_path, SpoilGradients(3, 4), steps=6, **settings)
@@ -136,6 +138,7 @@ def test_too_many_skipped_steps_roll_the_run_back_and_the_data_goes_on(tmp_path,
     assert module.loader.state_dict() == plain.loader.state_dict()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_rolled_back_too_often_stops(tmp_path):
     spoil = SpoilWeights(3, 5, 7)
     module, events = train(tmp_path, spoil, monitor=HealthMonitor(max_rollbacks=2), steps=20)
@@ -307,6 +310,7 @@ EXPLODING = {
 }
 
 
+@pytest.mark.slow
 def test_a_rollback_goes_to_before_the_trouble_began_though_it_was_noticed_later(tmp_path):
     """Ten steps must have passed before step 11 is compared; the trouble began with step 8."""
     divergence = Divergence(lambda step, num_rollbacks: 0.8 if 8 <= step <= 11 else 0.005)
@@ -332,6 +336,7 @@ class EqualFrom(Callback):
         return [0.5 if self.is_equal else float(number) for number, _ in enumerate(completions)]
 
 
+@pytest.mark.slow
 def test_each_rollback_for_the_same_trouble_goes_further_back(tmp_path):
     equal = EqualFrom(4)
     monitor = HealthMonitor({"equal_rewards": Rule(action="roll_back", patience=3)})
@@ -390,6 +395,7 @@ def test_trouble_that_a_rollback_does_not_end_is_noticed_at_once_and_goes_furthe
     assert get_stop_reason(module.trainer).exit_code == ExitCode.DIVERGED
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_from_before_the_trouble_the_run_stops(tmp_path):
     divergence = Divergence(lambda step, num_rollbacks: 0.8 if step >= 8 else 0.005)
     saving = Checkpoints(dirpath=str(tmp_path / "checkpoints"), every_n_steps=1, keep_last=2)
@@ -419,6 +425,7 @@ class SpoilLate(SpoilWeights):
     """Spoil the weights when all other callbacks have seen the step."""
 
 
+@pytest.mark.slow
 def test_weights_spoilt_after_the_monitor_has_looked_are_rolled_back_before_sampling(tmp_path):
     saving = Checkpoints(dirpath=str(tmp_path / "checkpoints"), every_n_steps=1, keep_last=9)
     module, first = make_module(optimizer=adam), FirstWeights()

@@ -68,6 +68,7 @@ def titles(run: Path) -> list[str]:
     return [panel.title for panel in PANELS if panel.fits(load_runs([run])[0])]
 
 
+@pytest.mark.slow
 def test_the_picture_of_stages_is_written_into_the_last_one_whatever_their_order(tmp_path):
     first, last = make_stages(tmp_path)
     report([last, first])
@@ -194,6 +195,7 @@ def test_tokens_that_are_not_known_are_explained(tmp_path, capsys):
     assert "TimingLog" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_independent_runs_are_compared_in_a_picture_that_overwrites_nothing(tmp_path, capsys):
     runs = [make_run(tmp_path / "grpo" / name, GRPO) for name in "01"]
     (runs[-1] / "curves.png").write_text("its own")
@@ -214,6 +216,7 @@ def test_independent_runs_are_compared_in_a_picture_that_overwrites_nothing(tmp_
     assert not list(runs[0].glob("*.png"))
 
 
+@pytest.mark.slow
 def test_runs_that_started_from_the_same_warm_up_are_compared_after_it(tmp_path, capsys):
     first, last = make_stages(tmp_path)
     other = make_run(tmp_path / "grpo" / "1", GRPO)

@@ -82,6 +82,7 @@ def test_of_other_metrics_the_lowest_may_be_the_best(fit):
     assert fit("EarlyStopping", "val/mean_length", "--trainer.callbacks.mode=min")[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["EarlyStopping", "ModelCheckpoint"])
 def test_where_code_of_the_user_may_log_it_there_is_a_warning_until_it_is_missing(kind, fit):
     exit_code, (warning, line) = fit(kind, "val/acuracy", "--model.class_path=mine.Module")
@@ -147,6 +148,7 @@ def test_early_stopping_lets_a_preempted_run_write_its_checkpoint(fit):
     assert Path("my/checkpoints/last.ckpt").exists()
 
 
+@pytest.mark.slow
 def test_early_stopping_looks_after_the_validation_of_an_epoch(fit):
     reached = "--trainer.callbacks.stopping_threshold=-1.0"
     words = (*EVERY_EPOCH, "--trainer.max_steps=8", reached)
@@ -154,6 +156,7 @@ def test_early_stopping_looks_after_the_validation_of_an_epoch(fit):
     assert num_steps() == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -186,6 +189,7 @@ def test_early_stopping_that_is_never_asked_is_named_at_the_start(words, said, f
     assert said in warning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [(), (*EVERY_EPOCH, "--data.validation_size=0", "--trainer.max_steps=5")],
