@@ -474,6 +474,7 @@ def test_settings_of_grpo_for_an_sft_run_are_refused_by_name(here, capsys):
     assert "the configs must belong to one training" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_auto_starts_a_run_and_then_resumes_it(here):
     words = ["fit", "--config=base.yaml", "--run_dir=run", "--ckpt_path=auto"]
     (here / "run").mkdir()
@@ -532,6 +533,7 @@ def test_a_finished_run_that_trains_on_keeps_its_model_and_writes_a_new_one(here
         assert f"{steps} optimizer steps" in (here / "run" / name / "README.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -94,6 +94,7 @@ def test_it_runs_on_the_pretend_device_and_says_where_the_host_waits(tmp_path):
     assert ["update", "distributed/gradients.py take", "1"] in table["rows"]
 
 
+@pytest.mark.slow
 def test_a_test_file_passes_or_is_told_with_its_failed_tests(recorder, tmp_path):
     path = tmp_path / "test_it.py"
     for code, status in (

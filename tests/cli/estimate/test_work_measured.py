@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import pytest
@@ -15,7 +16,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from lit_grpo.cli.estimate.work import decode_work, forward_work, prefill_work, update_work
 
 FEW_TOKENS = {"group": 2, "completion": 16}
+BLOCKED = torch.ops.mkldnn._linear_pointwise
+"""The products of `BlockedWeights`, which torch does not count by itself."""
 PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm}
+
+
+def blocked_flops(rows: Any, weights: Any, *_: Any, **others: Any) -> int:
+    """Return the operations of a blocked product of such shapes."""
+    return 2 * prod(rows) * int(weights[0])
 
 
 def counted(case: dict[str, Any]) -> dict[str, float]:
@@ -25,10 +33,10 @@ def counted(case: dict[str, Any]) -> dict[str, float]:
         inner = getattr(running.module, method)
 
         def watched(*args: Any, name: str = name, inner: Any = inner, **kwargs: Any) -> Any:
-            with FlopCounterMode(display=False) as counter:
+            with FlopCounterMode(display=False, custom_mapping={BLOCKED: blocked_flops}) as counter:
                 result = inner(*args, **kwargs)
             counts = counter.get_flop_counts().get("Global", {})
-            found[name] = sum(count for operator, count in counts.items() if operator in PRODUCTS)
+            found[name] = sum(counts.get(operator, 0) for operator in (*PRODUCTS, BLOCKED))
             return result
 
         setattr(running.module, method, watched)

@@ -120,6 +120,7 @@ def test_overrides_are_those_of_fit(capsys):
     assert part(less, "optimizer") == 2 * one["trained_parameters"]
 
 
+@pytest.mark.slow
 def test_shorter_completions_change_the_seconds_and_not_the_memory(capsys):
     _, long = plan(capsys, *big("--gpus=H100"))
     _, short = plan(capsys, *big("--gpus=H100", "--completion_tokens=1"))
@@ -250,6 +251,7 @@ def test_an_optimizer_of_torchao_is_planned_on_one_gpu_and_refused_on_several(na
     assert "bf16_stochastic_round must be false on several" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_model_without_its_tokenizer_is_planned_with_prompts_of_an_assumed_length(here, capsys):
     LlamaConfig(**LLAMA_8B).save_pretrained(here / "model")
     model = ["--model.policy.architecture=null", "--model.policy.path=./model"]

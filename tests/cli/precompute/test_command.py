@@ -44,6 +44,7 @@ def test_every_answer_gets_its_votes_and_prepare_joins_their_mean_and_spread(ser
     assert manifest["gold"] == {"num_evals": 3, "highest": 10, **about}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "difference"),
     [

@@ -184,6 +184,7 @@ def test_a_bug_is_shown_once_with_the_share_of_its_rows(name, exit_code, share, 
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replies", "scored"), [(7.5, 7), (0.5, 0)])
 def test_a_spent_budget_is_exit_code_4_and_rows_that_were_not_scored_have_not_changed(
     replies, scored, here, capsys

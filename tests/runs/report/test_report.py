@@ -179,6 +179,7 @@ def test_without_timing_log_tokens_are_counted_in_the_completions_of_all_ranks(t
     assert "TimingLog" not in " ".join(printed)
 
 
+@pytest.mark.slow
 def test_tokens_that_are_not_known_are_explained(tmp_path, capsys):
     run = make_run(tmp_path / "my" / "0", UNTIMED)
     write_completions(run, "step_000001.parquet", 6)

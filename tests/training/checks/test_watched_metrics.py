@@ -114,6 +114,7 @@ def test_without_a_validation_its_metrics_are_refused(word, fix, fit):
     assert fix in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("monitor", ["val/accuracy", "reward/mean"])
 def test_without_a_validation_there_is_no_best_checkpoint(monitor, fit):
     exit_code, (warning,) = fit("Checkpoints", monitor, "--data.validation_size=0")
@@ -127,6 +128,7 @@ def test_a_metric_of_the_steps_can_be_watched(fit):
     assert Path("my/checkpoints/best.ckpt").exists()
 
 
+@pytest.mark.slow
 def test_a_misspelt_metric_of_the_steps_is_named_after_the_first(fit):
     words = (*EVERY_EPOCH, "--trainer.max_steps=5")
     exit_code, (warning, error) = fit("EarlyStopping", "reward/maen", *words)
