@@ -11,6 +11,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils import skip_init
 from transformers import DynamicCache, LlamaConfig, LlamaModel
 
 from lit_grpo.cli.estimate.devices import CPU, GB, Device
@@ -104,7 +105,11 @@ def _products(
     kv = model.kv_values // model.num_layers // 2
     shapes = [(hidden, queries), (hidden, kv), (hidden, kv), (queries, hidden)]
     shapes += [(hidden, inner), (hidden, inner), (inner, hidden)]
-    layers = nn.ModuleList(nn.Linear(*shape, bias=False, dtype=dtype) for shape in shapes)
+    layers = nn.ModuleList(
+        skip_init(nn.Linear, *shape, bias=False, dtype=dtype) for shape in shapes
+    )
+    for parameter in layers.parameters():
+        nn.init.ones_(parameter)  # random values of large models take seconds
     tokens = {inputs: torch.ones(rows, inputs, dtype=dtype) for inputs, _ in shapes}
     blocked = BlockedWeights(layers, MIN_TOKENS if samples else 0)
 

@@ -230,9 +230,7 @@ def sizes_of(model: nn.Module) -> ModelSizes:
         linear_parameters=sum(one.weight.numel() for one in matrices),
         largest_tensor=max(one.numel() for one in parameters),
         large_linear_parameters=sum(
-            one.in_features * one.out_features
-            for one in model.modules()
-            if isinstance(one, nn.Linear) and is_large_linear(one)
+            one.weight.numel() for one in model.modules() if is_large_linear(one)
         ),
         parameter_bytes=size_of(parameters) / total,
         trained_bytes=size_of(own) / num_trained if num_trained else 0.0,

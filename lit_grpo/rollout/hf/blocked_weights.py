@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from threading import RLock
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -66,8 +66,8 @@ class _BlockedForward:
     and once its weights have changed.
     """
 
-    def __init__(self, layer: Any) -> None:
-        self.layer: nn.Linear = layer
+    def __init__(self, layer: nn.Linear) -> None:
+        self.layer = layer
         self._state = _state(layer)
         with torch.no_grad():
             self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(layer.weight)
@@ -106,12 +106,12 @@ def _product(input: Tensor, blocked: Tensor, bias: Tensor | None) -> Tensor:
     return product
 
 
-def is_large_linear(layer: nn.Module) -> bool:
+def is_large_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether a layer is a large linear one, and torch has blocked products."""
     return type(layer) is nn.Linear and layer.weight.numel() >= MIN_WEIGHTS and is_available()
 
 
-def _can_be_copied(layer: nn.Module) -> bool:
+def _can_be_copied(layer: nn.Module) -> TypeGuard[nn.Linear]:
     if not is_large_linear(layer) or "forward" in vars(layer) or not torch.backends.mkldnn.enabled:
         return False
     tensors: list[Any] = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
