@@ -131,7 +131,7 @@ def setup_of(case: dict[str, Any], device: Device | None = None) -> Setup:
     )
     from lit_grpo.cli.estimate.model_sizes import sizes_of
 
-    device = device or measure_cpu(sizes_of(outline), step.num_rows)
+    device = device or measure_cpu(sizes_of(outline), step.num_rows, step.completion_tokens)
     return make_setup(
         outline,
         module.build_optimizer,

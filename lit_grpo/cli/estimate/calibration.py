@@ -16,7 +16,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaModel
 
 from lit_grpo.cli.estimate.devices import CPU, GB, Device
 from lit_grpo.cli.estimate.model_sizes import ModelSizes
-from lit_grpo.rollout.hf.blocked_weights import MIN_TOKENS, BlockedWeights
+from lit_grpo.rollout.hf.blocked_weights import BlockedWeights
 from lit_grpo.rollout.hf.row_cache import cache_name
 
 REPEATS, FEWEST_REPEATS = 9, 3
@@ -32,14 +32,15 @@ FEW_LAYERS, MANY_LAYERS = 2, 10
 DECODED_TOKENS = 8
 
 
-def measure_cpu(model: ModelSizes, num_rows: int) -> Device:
+def measure_cpu(model: ModelSizes, num_rows: int, num_tokens: int) -> Device:
     """Return the CPU with the rates that its threads reach now.
 
     Args:
         model: The model, whose shapes are timed.
         num_rows: Completions that are sampled at a time.
+        num_tokens: Tokens of a completion, at most.
     """
-    many, few = _products(model, MANY_ROWS), _products(model, num_rows, samples=True)
+    many, few = _products(model, MANY_ROWS), _products(model, num_rows, num_tokens)
     training, sampling = _attention(model, ATTENDING_ROWS, QUERIES), _attention(model, num_rows, 1)
     many_16, few_16 = (
         _products(model, rows, dtype=torch.bfloat16) for rows in (MANY_ROWS, num_rows)
@@ -93,12 +94,12 @@ Timed = tuple[Callable[[], object], float]
 
 
 def _products(
-    model: ModelSizes, rows: int, *, samples: bool = False, dtype: torch.dtype = torch.float32
+    model: ModelSizes, rows: int, num_tokens: int = 0, *, dtype: torch.dtype = torch.float32
 ) -> Timed:
     """Return the products of a layer; small matrices have another rate than large ones.
 
     Args:
-        samples: Whether they are those of sampling long completions.
+        num_tokens: Tokens of a completion that is sampled with them; 0 in training.
     """
     hidden, queries = model.hidden_size, model.query_values
     inner = max(hidden, model.inner_values // model.num_layers)
@@ -111,7 +112,7 @@ def _products(
     for parameter in layers.parameters():
         nn.init.ones_(parameter)  # random values of large models take seconds
     tokens = {inputs: torch.ones(rows, inputs, dtype=dtype) for inputs, _ in shapes}
-    blocked = BlockedWeights(layers, MIN_TOKENS if samples else 0)
+    blocked = BlockedWeights(layers, num_tokens)
 
     @torch.no_grad()
     def multiply() -> None:

@@ -17,9 +17,9 @@ from lit_grpo.cli.doctor.hub import use_of_the_hub
 from lit_grpo.cli.doctor.machine import trainer_memory
 from lit_grpo.cli.estimate.calibration import measure_cpu
 from lit_grpo.cli.estimate.config import count_scores, setup_of
-from lit_grpo.cli.estimate.devices import CPU, DEVICES, Cluster, device_of_gpu, parse_gpus
+from lit_grpo.cli.estimate.devices import CPU, DEVICES, Cluster, Device, device_of_gpu, parse_gpus
 from lit_grpo.cli.estimate.memory import MemoryPart, estimate_memory
-from lit_grpo.cli.estimate.model_sizes import sizes_of
+from lit_grpo.cli.estimate.model_sizes import ModelSizes, sizes_of
 from lit_grpo.cli.estimate.seconds import estimate_seconds
 from lit_grpo.cli.estimate.setup import Setup
 from lit_grpo.cli.plan.remedies import ADAPTER, find_remedy
@@ -59,7 +59,7 @@ def make_plan(run: BuiltRun) -> Plan:
     check_range("optimizer_bytes", config.optimizer_bytes, at_least=0)
     outline = run.outline.read()
     per_node, name = _devices(config)
-    device = measure_cpu(sizes_of(outline), _num_rows(run)) if name == CPU else DEVICES[name]
+    device = _measured(run, sizes_of(outline)) if name == CPU else DEVICES[name]
     cluster = Cluster(device=device, per_node=per_node, num_nodes=config.nodes)
     _refuse_unfit(run, cluster)
     trainer: Any = run.cli.config_init.trainer
@@ -145,8 +145,14 @@ def _count(devices: Any, default: int) -> int:
     return number or default
 
 
+def _measured(run: BuiltRun, sizes: ModelSizes) -> Device:
+    """Return this machine's CPU, timed with the rows and tokens that are sampled at a time."""
+    num_tokens = run.grpo.sampling.max_tokens if run.grpo else 0
+    return measure_cpu(sizes, _num_rows(run), num_tokens)
+
+
 def _num_rows(run: BuiltRun) -> int:
-    """Return the completions that are sampled at a time, whose products are timed."""
+    """Return the completions that are sampled at a time."""
     group = run.grpo.group_size if run.grpo else 1
     together: int = getattr(run.module.engine, "max_concurrent", 256)
     prompts: int = run.cli.datamodule.prompts_per_step
