@@ -15,7 +15,6 @@ import torch
 from _benchmark.accuracy import compare_accuracy
 from _benchmark.answers import compare_answers
 from _benchmark.engines import compare_client
-from _benchmark.leaving import compare_leaving
 from _benchmark.overlap import compare_overlap
 from _benchmark.parts import compare_engine, compare_head
 from _benchmark.plan import compare_plan
@@ -24,6 +23,7 @@ from _benchmark.results import Result, markdown, print_tables, save
 from _benchmark.rewards import compare_calls, compare_exposed
 from _benchmark.rows import compare_rows
 from _benchmark.steps import compare_steps
+from _benchmark.stopping import compare_stopping
 from _benchmark.workloads import SIZES, WORKLOADS
 
 Figures = Callable[[argparse.Namespace], Iterator[Result]]
@@ -65,8 +65,8 @@ def plan(options: argparse.Namespace) -> Iterator[Result]:
     return compare_plan(options.rounds)
 
 
-def leaving(options: argparse.Namespace) -> Iterator[Result]:
-    return compare_leaving(options.rounds)
+def stopping(options: argparse.Namespace) -> Iterator[Result]:
+    return compare_stopping(options.rounds)
 
 
 def rows(options: argparse.Namespace) -> Iterator[Result]:
@@ -86,7 +86,7 @@ FIGURES: dict[str, Figures] = {
     "rewards": rewards,
     "engines": engines,
     "plan": plan,
-    "leaving": leaving,
+    "stopping": stopping,
     "rows": rows,
 }
 

@@ -1,6 +1,6 @@
 """Kill a training at many random moments, resume it each time, and compare the end with that of an
-undisturbed one: `python scripts/killed_run.py`. Then it aims at stages that no moment has hit.
-With `--signal TERM INT` it is asked to leave, which it must say in its exit code.
+undisturbed one: `python scripts/killed_run.py`. Then kill it in the stages that no moment has hit.
+With `--signal TERM INT` the run is asked to end, which its exit code must show.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ from lit_grpo.cli.parsing.reward_functions import take_functions
 from lit_grpo.cli.parsing.training_kind import choose_model
 from lit_grpo.cli.parsing.untyped import refuse_missing
 from lit_grpo.distributed.supported import supported_strategy
-from lit_grpo.runs.checkpoints.refusals import refuse_unfit, refuse_used
 from lit_grpo.runs.checkpoints.resume import find_checkpoint
+from lit_grpo.runs.checkpoints.resume_checks import check_checkpoint_fits, check_run_dir_is_new
 from lit_grpo.runs.files.config import ConfigFile, run_of
 from lit_grpo.runs.run_callbacks import (
     as_list,
@@ -126,7 +126,7 @@ class CommandLine(LightningCLI):
             help="Resume with settings that make it a different run from here on.",
         )
         parser.add_argument(
-            "--leave_by",
+            "--stop_by",
             type=str,
             default="auto",
             help="When a training must be over, with a checkpoint: a time such as "
@@ -166,7 +166,7 @@ class CommandLine(LightningCLI):
         run_dir = Path(self.config.run_dir)
         given = self.config.ckpt_path
         if given is None and self.command in TRAINING and process_rank() == 0:
-            refuse_used(run_dir, self.resume_command)
+            check_run_dir_is_new(run_dir, self.resume_command)
         elif given is not None:
             is_evaluated = self.command in EVALUATING
             self.config.ckpt_path = find_checkpoint(given, run_dir, is_evaluated=is_evaluated)
@@ -182,10 +182,10 @@ class CommandLine(LightningCLI):
         """Check that this training can resume from, or be evaluated at, a checkpoint."""
         is_grpo, trainer = self._model_class is GRPOModule, self.config.trainer
         if self.command not in TRAINING:
-            refuse_unfit(path, is_grpo=is_grpo)
+            check_checkpoint_fits(path, is_grpo=is_grpo)
             self.changes = self._changes_since(run_of(path))
             return
-        refuse_unfit(
+        check_checkpoint_fits(
             path, is_grpo=is_grpo, max_steps=trainer.max_steps, max_epochs=trainer.max_epochs
         )
         self._compare_with(run_of(path))
@@ -217,7 +217,7 @@ class CommandLine(LightningCLI):
         """
         config = self.config.clone()
         config.ckpt_path, config.allow_changes = None, False
-        config.leave_by, config.requeue = "auto", False
+        config.stop_by, config.requeue = "auto", False
         config.trainer = follow_run_dir(config.trainer, config.run_dir)
         return str(self.parser.dump(config, skip_unset=False, skip_validation=True))
 
@@ -252,7 +252,7 @@ class CommandLine(LightningCLI):
                     loggers=loggers,
                     enable_progress_bar=given.enable_progress_bar,
                     enable_checkpointing=given.enable_checkpointing,
-                    leave_by=self.config.leave_by,
+                    stop_by=self.config.stop_by,
                     requeue=self.config.requeue,
                 ),
                 ConfigFile(run_dir, self.saved_config),

@@ -51,8 +51,8 @@ class AdvantageConfig:
         discount: null gives all tokens of a completion its advantage. A number gives each token
             one of its own, from the rewards that come at it or after it, discounted by this factor
             per token: see `token_advantages`. 1 does not discount.
-        function: Your own function, in a config its path, instead of all of the above. It gets a
-            `RewardTable` and returns [B, G] advantages.
+        function: Your own function (in a config: its import path) instead of all of the above. It
+            gets a `RewardTable` and returns [B, G] advantages.
 
     Raises:
         UserError: the baseline and the deviation cannot be combined.

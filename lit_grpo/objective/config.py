@@ -1,6 +1,7 @@
 """The settings of the objective: independent choices that compose.
 
-Each choice names a function in a table of this package, or is one of yours, in a config its path.
+Each choice names a function in a table of this package, or is your own function (in a config: its
+import path).
 Combinations that cannot work are refused when the config is read.
 """
 
@@ -35,8 +36,8 @@ class Objective:
     Args:
         surrogate: How ratio and advantage become a loss: PPO's ``clip``, ``cispo`` (MiniMax-M1),
             ``sapo``, ``gmpo``, ``vespo`` or ``dppo``. ``none`` leaves the loss to the other terms,
-            and rewards are only monitored. Or your own function, in a config its path: of
-            `LossInputs` and this objective it makes [N, C] or [N, 1] losses.
+            and rewards are only monitored. Or your own function (in a config: its import path),
+            which gets `LossInputs` and this objective and returns [N, C] or [N, 1] losses.
         ratio: Ratio of the current over the old policy: one per ``token``, or one per
             ``sequence``, the geometric mean of its tokens' ratios (GSPO; TRL:
             importance_sampling_level).
@@ -79,8 +80,9 @@ class Objective:
             per rollout step.
         overlong_filtering: Exclude completions that hit ``max_tokens`` from the loss (TRL:
             mask_truncated_completions).
-        function: Your own function, in a config its path, for the whole loss. From `LossInputs` it
-            makes a scalar, the share of a micro-batch in the loss of the optimizer step.
+        function: Your own function (in a config: its import path) for the whole loss. It gets
+            `LossInputs` and returns a scalar, the share of a micro-batch in the loss of the
+            optimizer step.
 
     Raises:
         UserError: a value is out of range, or choices cannot be combined.

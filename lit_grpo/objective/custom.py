@@ -21,7 +21,7 @@ from lit_grpo.types.plain import import_path
 from lit_grpo.types.saved_state import saved_state
 
 Function = Callable[..., Any]
-"""A function, or an object that can be called; in a config its path, or its class's."""
+"""A function or a callable object; in a config, its import path or that of its class."""
 
 _known_to_be_finite: list[Function] = []
 """Values are looked at once only, since that waits for a GPU. Objects need not be hashable."""

@@ -207,8 +207,9 @@ class SamplerCorrection:
     Args:
         level: One weight per ``token``; one per ``sequence``, the product of its tokens' ratios;
             or their ``geometric`` mean (length-normalised in arXiv 2507.18071). Or your own
-            function, in a config its path: of [N, C] logarithms of old policy over sampler and the
-            [N, C] mask it makes the logarithms of the weights, [N, C] or [N, 1].
+            function (in a config: its import path), which gets the [N, C] logarithms of old policy
+            over sampler and the [N, C] mask, and returns the logarithms of the weights, [N, C] or
+            [N, 1].
         outside: Set a weight that is out of bounds to the bound (``truncate``, arXiv 1802.01561),
             or to 0 (``mask``), which removes the token or sequence from the surrogate.
         min_ratio: Lower bound of the weight; null for none.

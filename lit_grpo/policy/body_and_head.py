@@ -20,7 +20,7 @@ from lit_grpo.policy.cast_head import cast_linear, cast_weight
 from lit_grpo.policy.logprobs import packed_states, padded_states
 from lit_grpo.policy.packed.packed_attention import PACKED, using_attention
 from lit_grpo.policy.packed.packing import Pack, pack
-from lit_grpo.policy.sharding import WHOLE, Sharding, T, compute_device
+from lit_grpo.policy.sharding import UNSHARDED, Sharding, T, compute_device
 from lit_grpo.types import TokenBatch, UserError
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class BodyAndHead:
         *,
         use_packing: bool = False,
         compile: bool = False,
-        sharding: Sharding = WHOLE,
+        sharding: Sharding = UNSHARDED,
     ) -> None:
         self.uses_packing = use_packing
         self.is_compiled = compile
@@ -121,7 +121,7 @@ def _logit_scale(config: PreTrainedConfig) -> float:
 
 
 @torch.no_grad()
-def check_body_and_head(model: PreTrainedModel, sharding: Sharding = WHOLE) -> None:
+def check_body_and_head(model: PreTrainedModel, sharding: Sharding = UNSHARDED) -> None:
     """Check on a few tokens that body and head together give the model's own logits.
 
     Every rank of a sharded model must call this.
@@ -184,7 +184,7 @@ def runs_packs(model: PreTrainedModel) -> bool:
     return not _warn_of(structural_obstacle(model), model)
 
 
-def packs_match_padded(model: PreTrainedModel, sharding: Sharding = WHOLE) -> bool:
+def packs_match_padded(model: PreTrainedModel, sharding: Sharding = UNSHARDED) -> bool:
     """Return whether packs have the hidden states of padded rows; if not, log a warning.
 
     Every rank of a sharded model must call this.
@@ -234,7 +234,7 @@ def structural_obstacle(model: PreTrainedModel) -> str | None:
 
 
 @torch.no_grad()
-def numerical_obstacle(model: PreTrainedModel, sharding: Sharding = WHOLE) -> str | None:
+def numerical_obstacle(model: PreTrainedModel, sharding: Sharding = UNSHARDED) -> str | None:
     """Return how the hidden states of a pack differ from padded rows'; None if equal."""
     body_and_head = BodyAndHead(model, sharding=sharding)
     batch = _short_batch(body_and_head.vocab_size)

@@ -55,7 +55,7 @@ from lit_grpo.policy.lora import LoRA, add_lora, is_adapter
 from lit_grpo.policy.named_weights import base_weights, gather
 from lit_grpo.policy.packed.packed_attention import same_attention
 from lit_grpo.policy.reference import frozen_copy, frozen_values, move_towards, swapped
-from lit_grpo.policy.sharding import WHOLE, Sharding, whole_shape
+from lit_grpo.policy.sharding import UNSHARDED, Sharding, whole_shape
 from lit_grpo.types import UserError
 from lit_grpo.types.field_types import check_init
 from lit_grpo.types.keywords import checks_keywords
@@ -135,9 +135,9 @@ class Policy(nn.Module):
         self.model: Any = None
         self.reference_model: PreTrainedModel | None = None
         self.reference_adapter: nn.Module | None = None
-        self.sharding = WHOLE
+        self.sharding = UNSHARDED
 
-    def computed_by(self) -> dict[str, Any]:
+    def weight_settings(self) -> dict[str, Any]:
         """Return the settings that decide what its weights compute, by their keys."""
         sections: dict[str, dict[str, Any]] = {}
         if self.lora is not None:
@@ -171,7 +171,7 @@ class Policy(nn.Module):
         *,
         with_reference: bool,
         refreshes_reference: bool = False,
-        sharding: Sharding = WHOLE,
+        sharding: Sharding = UNSHARDED,
     ) -> None:
         """Load or build the model; later calls do nothing.
 

@@ -59,7 +59,7 @@ class Sharding:
         return 0
 
 
-WHOLE = Sharding()
+UNSHARDED = Sharding()
 """Every rank has the whole model."""
 
 

@@ -63,8 +63,8 @@ class Teacher(ABC):
     """Whether batches for ``read`` may have as many tokens as a pack, which has no padding."""
 
     on_wait: Callable[[], None] = staticmethod(lambda: None)
-    """The trainer's: ``read`` calls it now and then while it waits for a server. It raises an
-    exception, which must pass, if the run is to end."""
+    """The trainer's: ``read`` calls it now and then while it waits for a server. If the
+    run must end, it raises an exception; let that propagate."""
 
     loaded_from: ModelSource | None = None
     """Source that ``load`` has read; None for a model in another process."""

@@ -1,7 +1,7 @@
 """Rewards: scores of completions. Subclass ``Reward`` to write your own."""
 
 from lit_grpo.rewards.format import FormatReward
-from lit_grpo.rewards.function import FunctionReward
+from lit_grpo.rewards.functions.reward import FunctionReward
 from lit_grpo.rewards.judged.alignment import RubricAlignmentReward
 from lit_grpo.rewards.judged.base import JudgedReward
 from lit_grpo.rewards.judged.grade import JudgeReward

@@ -104,8 +104,8 @@ class RolloutEngine(ABC):
     """Whether it may generate, in another thread, while the policy is updated."""
 
     samples_with_policy: bool = False
-    """Whether it runs the policy's own model to sample; a sharded one is then gathered. An engine
-    that runs it without saying so is refused where ranks divide the weights."""
+    """Whether it runs the policy's own model to sample; a sharded one is then gathered. Without it,
+    the first forward pass of a sharded policy's model is an error."""
 
     max_group_size: int | None = None
     """Most completions of a prompt that it samples; None without a limit."""
@@ -122,11 +122,11 @@ class RolloutEngine(ABC):
     on_wait: Callable[[], None] = staticmethod(lambda: None)
     """Set by the trainer. It raises an exception if the run is to end; let that propagate. Call it
     about once a second while ``load_weights`` waits, equally often on every rank. In ``generate``
-    call ``leave_if_asked`` instead, unless the engine samples in a thread of its own."""
+    call ``stop_if_asked`` instead, unless the engine samples in a thread of its own."""
 
     _looked_at = 0.0
 
-    def leave_if_asked(self) -> None:
+    def stop_if_asked(self) -> None:
         """Call ``on_wait`` if that was not done within the last second.
 
         An engine that samples in the thread of its caller calls this between decode steps, so that

@@ -19,7 +19,7 @@ from lit_grpo.types.rollouts import FinishReason
 from lit_grpo.types.tokenizer import Tokenizer
 
 STREAM_INTERVAL = 64
-"""Tokens of a completion between two signs that it grows."""
+"""Tokens of a completion between two events of its stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,7 @@ class WeightMismatch(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedLogprobs:
-    """The answers that an engine with the policy's weights must give."""
+    """The logprobs that an engine with the policy's weights must report."""
 
     sequences: Tensor
     """[K, L] token ids."""
@@ -89,7 +89,7 @@ class ExpectedLogprobs:
     temperature: float
     tolerance: float
 
-    def questions(self, adapter: WeightUpdate | None) -> list[tuple[Request, Tensor]]:
+    def probes(self, adapter: WeightUpdate | None) -> list[tuple[Request, Tensor]]:
         """Return pairs (request for the next token of a prefix, [V] the trainer's logprobs)."""
         length = self.sequences.shape[1]
         return [

@@ -92,7 +92,7 @@ def load_weights(policy: Policy, checkpoint: Path) -> Mapping[str, Any]:
         UserError: the checkpoint is one of a policy with other settings, or its base has changed.
     """
     saved = read_checkpoint(checkpoint, with_optimizers=False)
-    refuse_other_settings(saved, policy.computed_by())
+    refuse_other_settings(saved, policy.weight_settings())
     if policy.lora is not None and policy.loaded_from is not None:
         refuse_changed(saved, {POLICY_PATH: policy.loaded_from})
     weights = {

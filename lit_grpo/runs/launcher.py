@@ -23,7 +23,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from lit_grpo.diagnostics.causes.table import cause_of_exit
 from lit_grpo.runs.files.event_log import read_events
-from lit_grpo.runs.shutdown.signals import LEAVING, SIGNALS, handles_signals
+from lit_grpo.runs.shutdown.early_signals import SIGNAL_OF_EXIT
+from lit_grpo.runs.shutdown.signals import SIGNALS, handles_signals
 from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason
 from lit_grpo.types import UserError
 
@@ -33,7 +34,7 @@ PARENT_VARIABLE = "LIT_GRPO_RANK_0"
 """Environment variable with the id of the process that has started this rank."""
 POLL_SECONDS = 0.2
 SAME_ERROR_SECONDS = 5.0
-"""Time that passes at most between the errors of two ranks that have the same one."""
+"""Longest time between the same error on two ranks."""
 GRACE_SECONDS = 15.0
 """Time for this process to end after another has, before it is considered stuck in a collective."""
 
@@ -76,9 +77,9 @@ class RankLauncher(_SubprocessScriptLauncher):
 
 
 def is_repeated(run_dir: Path, *, may_be_done: bool) -> bool:
-    """Return whether a training on one device is done, and only repeated by this process.
+    """Return whether this process is a rank that repeats a training on one device that is done.
 
-    A process that is a rank of a training on several devices runs the whole program.
+    Each rank of a training on several devices runs the whole program.
 
     Args:
         may_be_done: Whether a training that is done is left out; otherwise it is refused, too.
@@ -186,11 +187,11 @@ def end_with_ranks(processes: Sequence[subprocess.Popen[bytes]], trainer: L.Trai
     rank, process = next((n, one) for n, one in enumerate(processes, 1) if one.returncode)
     code, words = how_it_ended(process.returncode)
     message = f"Rank {rank} (process {process.pid}) {words}, which ends the run."
-    has_signal = process.returncode < 0 or code in LEAVING
+    has_signal = process.returncode < 0 or code in SIGNAL_OF_EXIT
     if has_signal and (trainer is None or get_stop_reason(trainer) is None):
         log.error(message)
-        if code in LEAVING and not handles_signals():
-            os.kill(os.getpid(), LEAVING[code])
+        if code in SIGNAL_OF_EXIT and not handles_signals():
+            os.kill(os.getpid(), SIGNAL_OF_EXIT[code])
     time.sleep(GRACE_SECONDS)
     if not has_signal:  # else it was written above, or the run was ending already
         log.error(message)
@@ -216,7 +217,7 @@ def crashed_rank(trainer: L.Trainer) -> int:
 
 def how_it_ended(returncode: int) -> tuple[int, str]:
     """Return the run's exit code and a description, given a rank's ``subprocess`` return code."""
-    signum = LEAVING.get(returncode, -returncode)
+    signum = SIGNAL_OF_EXIT.get(returncode, -returncode)
     if signum <= 0:
         code = returncode if returncode in {*ExitCode} else ExitCode.RANK_LOST
         return code, f"ended with exit code {returncode} ({cause_of_exit(returncode)})"

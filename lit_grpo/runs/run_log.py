@@ -14,13 +14,13 @@ from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
 from lit_grpo.diagnostics.unlogged_metric import as_unknown_monitor
-from lit_grpo.runs.checkpoints.refusals import enclosing_run
+from lit_grpo.runs.checkpoints.resume_checks import enclosing_run
 from lit_grpo.runs.files.events import has_begun
 from lit_grpo.runs.files.lock import locked
 from lit_grpo.runs.files.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.launcher import crashed_rank, watch_ranks
+from lit_grpo.runs.shutdown.early_signals import exit_on_signal
 from lit_grpo.runs.shutdown.resume_hint import RESUME_CALL, how_to_resume
-from lit_grpo.runs.shutdown.signals import leave_on_signal
 from lit_grpo.runs.shutdown.time_limit import requeue_if_asked
 from lit_grpo.runs.trainer_settings import as_wrong_interval
 from lit_grpo.stopping import (
@@ -67,7 +67,7 @@ def logged_run(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[
     """
     watch_ranks(trainer)
     lock = locked(run_dir) if trainer.global_rank == 0 else nullcontext()
-    with lock, _run_log(trainer, run_dir, resume_with), leave_on_signal(trainer):
+    with lock, _run_log(trainer, run_dir, resume_with), exit_on_signal(trainer):
         yield
 
 

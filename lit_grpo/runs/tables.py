@@ -55,8 +55,8 @@ def add_numbers(table: Table, *names: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """The end of a text that fits into one line, where its final answer is."""
+class TextTail:
+    """A text on one line; if it is too long, its end, since the final answer is there."""
 
     text: str
 

@@ -16,8 +16,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import Logger
 
 from lit_grpo.distributed.supported import supported_strategy
-from lit_grpo.runs.checkpoints.refusals import refuse_unfit, refuse_used
 from lit_grpo.runs.checkpoints.resume import find_checkpoint
+from lit_grpo.runs.checkpoints.resume_checks import check_checkpoint_fits, check_run_dir_is_new
 from lit_grpo.runs.launcher import is_repeated
 from lit_grpo.runs.reuse import claim_for_run, mark_as_trained, refuse_trained
 from lit_grpo.runs.run_callbacks import (
@@ -69,7 +69,7 @@ class Trainer(L.Trainer):
         callbacks: Further callbacks.
         enable_progress_bar: False shows none; otherwise there is a ``RolloutProgressBar`` unless
             ``callbacks`` has another.
-        leave_by: As in ``StopAtTimeLimit``.
+        stop_by: As in ``StopAtTimeLimit``.
         requeue: As in ``StopAtTimeLimit``.
         settings: As for ``lightning.Trainer``.
     """
@@ -81,7 +81,7 @@ class Trainer(L.Trainer):
         logger: Logger | list[Logger] | None = None,
         callbacks: Callback | list[Callback] | None = None,
         enable_progress_bar: bool | None = None,
-        leave_by: str = "auto",
+        stop_by: str = "auto",
         requeue: bool = False,
         **settings: Any,
     ) -> None:
@@ -116,7 +116,7 @@ class Trainer(L.Trainer):
             loggers=loggers,
             enable_progress_bar=enable_progress_bar,
             enable_checkpointing=settings.pop("enable_checkpointing", None),
-            leave_by=leave_by,
+            stop_by=stop_by,
             requeue=requeue,
         )
         with rewording_notebook_error(settings):
@@ -187,12 +187,12 @@ class Trainer(L.Trainer):
         if self.world_size == 1 and is_repeated(self.run_dir, may_be_done=ckpt_path == "auto"):
             return
         if ckpt_path is None and self.global_rank == 0:
-            refuse_used(self.run_dir, RESUME_CALL)
+            check_run_dir_is_new(self.run_dir, RESUME_CALL)
         ckpt_path = self._find(ckpt_path)
         if ckpt_path is None:
             refuse_trained(model, self._given)
         if ckpt_path is not None:
-            refuse_unfit(
+            check_checkpoint_fits(
                 ckpt_path,
                 is_grpo=not model.automatic_optimization,
                 max_steps=self.max_steps,

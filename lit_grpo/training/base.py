@@ -27,13 +27,13 @@ from lit_grpo.distributed.ranks import get_world_size
 from lit_grpo.policy import Policy
 from lit_grpo.policy.files.loading import max_positions
 from lit_grpo.policy.policy import PolicyOrPath
-from lit_grpo.policy.sharding import WHOLE, Sharding, T, is_divided, refused_passes
+from lit_grpo.policy.sharding import UNSHARDED, Sharding, T, is_divided, refused_passes
 from lit_grpo.rewards.scoring.reasoning import Reasoning
 from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
 from lit_grpo.rollout.requests import stop_token_ids
 from lit_grpo.stopping import begin_without_stop, log_stop
 from lit_grpo.training.checks.compatibility import check_completions_fit, undeclared_passes
-from lit_grpo.training.checks.same_run import RunSettings
+from lit_grpo.training.checks.resume_changes import RunSettings
 from lit_grpo.training.checks.strategies import (
     check_updates,
     refuse_unsupported,
@@ -54,7 +54,7 @@ from lit_grpo.training.optimizer.settings import configured_settings, use_plain_
 from lit_grpo.training.seeds import Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.training.user_hooks import guard_hooks
-from lit_grpo.training.waiting import Waiting
+from lit_grpo.training.waiting import RankWaits
 from lit_grpo.types import UserError, check_range
 from lit_grpo.types.field_types import check_value
 from lit_grpo.types.overrides import check_made, check_overrides
@@ -127,7 +127,7 @@ class PolicyModule(L.LightningModule):
         self._optimizer_settings: list[dict[str, Any]] = []
         self._run_settings = RunSettings()
         self.events = StageEvents(self)
-        self._waiting = Waiting(self.events)
+        self._waiting = RankWaits(self.events)
         self._has_logged = False
 
     needs_reference = False
@@ -196,7 +196,7 @@ class PolicyModule(L.LightningModule):
     def _sharding(self) -> Sharding:
         """How the strategy shards models; not at all without a trainer."""
         strategy = None if self._trainer is None else self.trainer.strategy
-        sharding: Sharding = getattr(strategy, "sharding", WHOLE)
+        sharding: Sharding = getattr(strategy, "sharding", UNSHARDED)
         return sharding
 
     def load_models(self) -> None:
@@ -232,7 +232,7 @@ class PolicyModule(L.LightningModule):
         if self.trainer.node_rank == 0:
             self.engine.check_installation()
         self.engine.precision = self.trainer.precision
-        self.engine.on_wait = self._waiting.take_part
+        self.engine.on_wait = self._waiting.join_round
         self.evaluation.suite.start(self.reasoning)
 
     def on_fit_end(self) -> None:
@@ -320,8 +320,8 @@ class PolicyModule(L.LightningModule):
     def whole_policy(self) -> AbstractContextManager[None]:
         """Keep a sharded policy whole within the context, if the engine samples with it.
 
-        An engine that does so without saying it is refused at its first pass: ranks that make
-        different numbers of passes would wait for each other, or mix up their weights.
+        If it does so without ``samples_with_policy``, its first forward pass is an error: ranks
+        that make different numbers of passes would wait for each other, or mix up their weights.
         """
         model = self.policy.model
         if self.engine.samples_with_policy:

@@ -36,7 +36,7 @@ from lit_grpo.training.batching import (
 from lit_grpo.training.metrics import Metrics, add_advantage_metrics
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.training.token_selection import select_tokens
-from lit_grpo.training.waiting import Waiting, abandon_if_failed
+from lit_grpo.training.waiting import RankWaits, abandon_if_failed
 from lit_grpo.types import RolloutBatch, StageProgress, TokenBatch, TrainBatch
 
 
@@ -66,7 +66,7 @@ class BatchBuilder:
     ) -> None:
         self._module = module
         self._events = events
-        self._waiting = Waiting(events)
+        self._waiting = RankWaits(events)
         self._policy = policy
         self._sampling = sampling
         self._objective = objective
@@ -197,7 +197,7 @@ class BatchBuilder:
             values = [torch.zeros(*shape, top_k, dtype=torch.int32), torch.zeros(*shape, top_k)]
         failure: TeacherFailed | None = None
         rows = rows_with_gradient(batch, self._objective)
-        teacher.on_wait = self._waiting.take_part
+        teacher.on_wait = self._waiting.join_round
         try:
             self._fill(
                 values, teacher.read, batch, rows, packed=teacher.uses_packing, is_collective=False

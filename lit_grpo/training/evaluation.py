@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lit_grpo.distributed.ranks import any_failure
 from lit_grpo.rewards import MathReward, Reward
-from lit_grpo.rewards.function import RewardOrFunction, Rewards, as_reward
+from lit_grpo.rewards.functions.reward import RewardOrFunction, Rewards, as_reward
 from lit_grpo.rewards.scoring.scoring import Scoring
 from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling

@@ -25,7 +25,7 @@ from lit_grpo.policy.body_and_head import num_compilations
 from lit_grpo.policy.files.loading import max_positions
 from lit_grpo.policy.policy import PolicyOrPath
 from lit_grpo.policy.teacher import as_teacher
-from lit_grpo.rewards.function import Rewards
+from lit_grpo.rewards.functions.reward import Rewards
 from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling, VLLMTeacher
 from lit_grpo.stopping import stop_run
@@ -40,7 +40,7 @@ from lit_grpo.training.checks.compatibility import (
     refuse_adaptive,
     refuse_contradictions,
 )
-from lit_grpo.training.checks.ends import check_ends
+from lit_grpo.training.checks.end_tokens import check_ends
 from lit_grpo.training.checks.unused_settings import settings_without_effect
 from lit_grpo.training.collecting.collector import Collector
 from lit_grpo.training.collecting.prefetch import StaleGroupsWarning, StepContext
@@ -216,7 +216,7 @@ class GRPOModule(ResumableGRPO):
             refuse_adaptive(loader, "with max_head_offpolicyness, as results come too late")
 
     def check_start(self) -> None:
-        self.record_own_code()
+        self.record_user_code()
         super().check_start()
         model = self.policy.model
         if warning := check_ends(model, self.tokenizer, self.sampling, self.objective):
@@ -254,7 +254,7 @@ class GRPOModule(ResumableGRPO):
         Return None if the step was abandoned.
         """
         metrics = Metrics()
-        if not self.max_head_offpolicyness:  # finished rows of rollouts ahead are saved with scores
+        if not self.max_head_offpolicyness:  # rows sampled ahead keep their scores in a checkpoint
             self.rewards.begin_step()
         try:
             rollouts = self.collect(prompts, metrics)

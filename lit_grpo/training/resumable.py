@@ -14,13 +14,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 
-from lit_grpo.distributed.optimizer_class import (
-    SETTING,
-    earlier_class,
-    has_other_optimizer,
-    lacks_state,
-    optimizer_class,
-)
+from lit_grpo.distributed.optimizer_class import SETTING, optimizer_class
 from lit_grpo.policy.files.model_source import (
     POLICY_PATH,
     ModelSource,
@@ -31,15 +25,20 @@ from lit_grpo.policy.files.model_source import (
     save_sources,
 )
 from lit_grpo.training.base import PolicyModule
-from lit_grpo.training.checks.same_run import (
+from lit_grpo.training.checks.resume_changes import (
     CARRIED,
     plain_settings,
     refuse_other_policy,
     warn_of_other_settings,
 )
+from lit_grpo.training.optimizer.resumed_state import (
+    changed_optimizer_settings,
+    leave_out_other_optimizer,
+    refuse_missing_state,
+)
 from lit_grpo.training.optimizer.settings import by_key, configured_settings
 from lit_grpo.types import UserError
-from lit_grpo.types.plain import changed_settings, is_plain
+from lit_grpo.types.plain import is_plain
 from lit_grpo.types.saved_state import ALLOW_CHANGES
 
 log = logging.getLogger(__name__)
@@ -125,13 +124,14 @@ class ResumableModule(PolicyModule):
 
     def settings(self) -> dict[str, Any]:
         """Return what decides what is learned, as plain values by their keys."""
-        computed_by = {
-            key.removeprefix("model."): value for key, value in self.policy.computed_by().items()
+        weight_settings = {
+            key.removeprefix("model."): value
+            for key, value in self.policy.weight_settings().items()
         }
         return (
             plain_settings(self, ("seed",))
             | _within("policy", plain_settings(self.policy, ("dtype", "reasoning_tags")))
-            | computed_by
+            | weight_settings
             | {SETTING.removeprefix("model."): self._optimizer_class}
         )
 
@@ -151,7 +151,10 @@ class ResumableModule(PolicyModule):
         """Log what a resumed run changes, as far as no config has shown it."""
         settings = self._run_settings
         if self.trainer.ckpt_path is not None:
-            settings.changes += self._changed_optimizer_settings()
+            earlier, now = self._earlier_optimizer_settings, self._optimizer_settings
+            settings.changes += changed_optimizer_settings(
+                earlier, now, is_other_class=self._has_other_optimizer
+            )
         new, settings.changes = settings.changes, []
         if self.changes:
             shown = {one.partition(":")[0].replace(".init_args", ""): one for one in self.changes}
@@ -166,17 +169,6 @@ class ResumableModule(PolicyModule):
         for change in new:
             rank_zero_only(log.info)("changed for this part of the run: %s", change)
         self.changes = [*self.changes, *new]
-
-    def _changed_optimizer_settings(self) -> list[str]:
-        """Return what differs in the settings that both optimizers have.
-
-        After a change of class, `foreach` and `fused`, which have other defaults, are left out.
-        """
-        earlier, now = self._earlier_optimizer_settings, self._optimizer_settings
-        ignored = {f"{SETTING}.{name}" for name in ("foreach", "fused")}
-        left_out = ignored if self._has_other_optimizer else set()
-        before = {key: one for key, one in by_key(earlier).items() if key not in left_out}
-        return changed_settings(before, by_key(now))
 
     def _compare(self, section: str, settings: Mapping[str, Any]) -> None:
         as_before = self._run_settings.record_start(section, settings)
@@ -194,7 +186,8 @@ class ResumableModule(PolicyModule):
     def take_last_start(
         self, checksums: Mapping[str, str], step: int, is_foreign: Callable[[str], bool]
     ) -> None:
-        """Take the settings of the run's last start or resume, which a resume need not allow.
+        """Record the settings of the run's last start or resume: a resume with these needs no
+        ``allow_changes``.
 
         Args:
             step: The rollout step that it was resumed from. Later checkpoints either have the same
@@ -219,7 +212,7 @@ class ResumableModule(PolicyModule):
             is_later = checkpoint.get("summary", {}).get("rollout_step", 0) > self._last_start_step
             path = str(self.trainer.ckpt_path or "")
             if is_later or (self._is_foreign is not None and self._is_foreign(path)):
-                self._run_settings.last_start = {}  # it was no start from this checkpoint
+                self._run_settings.last_start = {}  # of a start from another checkpoint
             sources = as_plain(self._sources())
             may_be_others |= self._run_settings.record_start("sources", sources)
             if not may_be_others:
@@ -237,10 +230,14 @@ class ResumableModule(PolicyModule):
             optimizer = self._present_optimizer()
             self._optimizer_class = optimizer_class(optimizer)
             self._compare("model", self.settings())
-            self._refuse_missing_state(checkpoint, optimizer)
-            self._leave_out_other_optimizer(checkpoint, optimizer)
+            self._check_optimizer_state(checkpoint, optimizer)
+            self._has_other_optimizer = leave_out_other_optimizer(
+                checkpoint,
+                optimizer,
+                loads_itself=self.trainer.strategy.restore_checkpoint_after_setup,
+            )
         else:
-            refuse_other_settings(checkpoint, self.policy.computed_by())
+            refuse_other_settings(checkpoint, self.policy.weight_settings())
 
     def _take_trained_weights(self, checkpoint: dict[str, Any]) -> None:
         """Let a run that no longer averages its weights go on from those that it trains.
@@ -268,45 +265,14 @@ class ResumableModule(PolicyModule):
             return self.trainer.optimizers[0]
         return self.build_optimizer(self.policy.trainable_parameters())
 
-    def _refuse_missing_state(self, checkpoint: Mapping[str, Any], optimizer: Any) -> None:
-        """Refuse settings of the optimizer that need a state which the checkpoint does not have.
+    def _check_optimizer_state(self, checkpoint: Mapping[str, Any], optimizer: Any) -> None:
+        """Refuse settings that need a state which the checkpoint lacks, unless they are allowed.
 
-        They have been allowed if the run was last resumed with them, or with another class.
+        They have been allowed if the run was last resumed with them.
         """
-        earlier, now = self._earlier_optimizer_settings, configured_settings(optimizer)
-        as_before = self._run_settings.record_start("optimizer", by_key(now))
-        is_other_class = earlier_class(checkpoint) not in (None, self._optimizer_class)
-        if self.allow_changes or as_before or is_other_class:
-            return
-        if not lacks_state(checkpoint, optimizer):
-            return
-        raise UserError(
-            "the optimizer needs a state that the checkpoint does not have: "
-            f"{'; '.join(changed_settings(by_key(earlier), by_key(now)))}. Put the settings of the "
-            f"run back. Or {ALLOW_CHANGES}: the optimizer then begins with an empty state."
-        )
-
-    def _leave_out_other_optimizer(self, checkpoint: dict[str, Any], optimizer: Any) -> None:
-        """Let an optimizer begin with an empty state if a checkpoint's is of no use to it.
-
-        A strategy that loads the state itself has left it out. Otherwise a class keeps the state
-        of those that it lists in ``takes_over``.
-        """
-        loads_itself = self.trainer.strategy.restore_checkpoint_after_setup
-        takes_over = () if loads_itself else getattr(optimizer, "takes_over", ())
-        is_other = has_other_optimizer(checkpoint, optimizer)
-        self._has_other_optimizer = is_other and earlier_class(checkpoint) not in takes_over
-        if not self._has_other_optimizer:
-            return
-        checkpoint["optimizer_states"] = []
-        before = earlier_class(checkpoint)
-        if before == self._optimizer_class:
-            before = "its settings so far"
-        rank_zero_only(log.info)(
-            "%s begins with an empty state: the moments of %s in the checkpoint are of no use to "
-            "it, and are dropped",
-            *(self._optimizer_class, before),
-        )
+        now = by_key(configured_settings(optimizer))
+        if not self._run_settings.record_start("optimizer", now) and not self.allow_changes:
+            refuse_missing_state(checkpoint, optimizer, self._earlier_optimizer_settings)
 
     def _sources(self) -> dict[str, ModelSource]:
         """Return, by its key, each model that was read from a path."""

@@ -14,17 +14,17 @@ from lit_grpo.rewards import ScorerReward
 from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training.batching import UpdateConfig
-from lit_grpo.training.checks.own_code import (
+from lit_grpo.training.checks.resume_changes import CARRIED, HARMLESS, plain_settings
+from lit_grpo.training.checks.user_code import (
     describe_function_code,
     describe_reward_code,
     function_of,
 )
-from lit_grpo.training.checks.same_run import CARRIED, HARMLESS, plain_settings
 from lit_grpo.training.collecting.collector import Collector
+from lit_grpo.training.evaluated_module import EvaluatedModule
 from lit_grpo.training.optimizer.empty_steps import EmptySteps
 from lit_grpo.training.optimizer.skipped_steps import SkippedSteps
 from lit_grpo.training.update import PolicyUpdater
-from lit_grpo.training.validation import EvaluatedModule
 from lit_grpo.types.functions import carried_settings
 
 SETTINGS = (
@@ -71,7 +71,7 @@ class ResumableGRPO(EvaluatedModule):
     def _own_functions(self) -> dict[str, Callable[..., Any]]:
         return self.objective.own_functions | self.advantage.own_functions
 
-    def record_own_code(self) -> None:
+    def record_user_code(self) -> None:
         """Record the code of rewards and of the user's functions; warn if a resume changes it."""
         of_rewards = {one.name: describe_reward_code(one) for one in self.rewards.rewards}
         of_objective = {

@@ -27,10 +27,10 @@ from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.stopping import stop_run
 from lit_grpo.training.batching import collate_tokens
 from lit_grpo.training.checks.compatibility import refuse_adaptive
+from lit_grpo.training.evaluated_module import EvaluatedModule
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.optimizer.learning_rate import Schedule
 from lit_grpo.training.optimizer.skipped_steps import SkippedSteps
-from lit_grpo.training.validation import EvaluatedModule
 from lit_grpo.types import (
     Prompt,
     RunningStage,
@@ -47,7 +47,7 @@ MAX_SKIPPED_STEPS = 5
 SHOWN_CHARACTERS = 80
 """How much of a target is logged."""
 END_TOKENS = 64
-"""More tokens than a target has beyond its bytes: its end, and the marks of reasoning."""
+"""Upper bound of the tokens that an end token and reasoning tags add to a target's bytes."""
 
 
 @checks_keywords

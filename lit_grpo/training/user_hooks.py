@@ -21,7 +21,7 @@ LIBRARIES = ("lit_grpo.", "lightning.", "torch.")
 def guard_hooks(owner: Any) -> None:
     """Wrap the hooks of a callback or a module that are the user's, and its steps.
 
-    A step calls the user's code, whoever wrote it.
+    Steps are always wrapped, because they call the user's rewards and functions.
     """
     hooks = [name for name in dir(owner) if name.startswith("on_")]
     for name in (*hooks, *STEPS):

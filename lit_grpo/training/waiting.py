@@ -58,7 +58,7 @@ def wait_until_done(wait: Wait) -> None:
         pass
 
 
-class Waiting:
+class RankWaits:
     """The waits of a run's steps and validations.
 
     Args:
@@ -103,7 +103,7 @@ class Waiting:
         while not all(gather_objects(wait(POLL_SECONDS))):
             self.abandon_if_asked()
 
-    def take_part(self) -> None:
+    def join_round(self) -> None:
         """Take part in a round as a rank that is not done, from within its work.
 
         Raises:

@@ -1,6 +1,6 @@
 """Define the workloads: sizes of a GRPO step, and the model, prompts and reward of all trainers.
 
-Times nothing and knows no trainer.
+It times nothing and depends on no trainer.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 from forked_ranks import Importer
-from left_runs import saved_step
 from node_runs import (
     DDP,
     FSDP2,
@@ -34,6 +33,7 @@ from node_runs import (
 )
 from nodes import Node, needs_nodes, two_nodes
 from safetensors.torch import load_file
+from stopped_runs import saved_step
 from tiny import tiny_policy
 
 from lit_grpo.stopping import ExitCode

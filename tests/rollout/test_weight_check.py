@@ -40,11 +40,11 @@ def expect(policy, *, max_length=64, tolerance=None, dtype="float32"):
 
 
 def test_expected_logprobs_are_those_of_the_policy_after_each_prefix(policy):
-    questions = expect(policy).questions(adapter=None)
-    assert len(questions) == 2 * NUM_POSITIONS
-    lengths = [len(request.token_ids) for request, _ in questions[:NUM_POSITIONS]]
+    probes = expect(policy).probes(adapter=None)
+    assert len(probes) == 2 * NUM_POSITIONS
+    lengths = [len(request.token_ids) for request, _ in probes[:NUM_POSITIONS]]
     assert lengths == [57, 58, 59, 60]
-    for request, expected in questions:
+    for request, expected in probes:
         assert len(request.seeds) == NUM_SAMPLES
         assert request.sampling.temperature == 0.7
         logits = policy.model(torch.tensor([request.token_ids])).logits[0, -1]

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from lit_grpo.runs.tables import (
     WIDTH_OF_FILES,
-    End,
+    TextTail,
     duration,
     one_line,
     open_console,
@@ -26,7 +26,7 @@ from lit_grpo.runs.tables import (
 )
 def test_a_cell_shows_the_end_of_its_text(text, columns, cell, capsys):
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_row(End(text))
+    table.add_row(TextTail(text))
     Console(width=columns).print(table)
     assert capsys.readouterr().out.rstrip() == cell
 

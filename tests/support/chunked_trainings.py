@@ -1,4 +1,4 @@
-"""Trainings of `sharded_trainings` whose heads run in chunks, unlike many on the ranks.
+"""Trainings of `sharded_trainings` whose heads run in chunks, different numbers on each rank.
 
 ``rounded/STRATEGY`` takes one step that computes in bfloat16, on weights and masters in float32.
 """

@@ -17,7 +17,7 @@ LETTERS = {
     "C": "test_sharded_chunks",
     "K": "test_sharded_compiled",
     "V": "test_sharded_servers",
-    "L": "test_leaving_ranks",
+    "L": "test_stops_of_ranks",
     "M": "test_two_nodes",
 }
 """The files that the matrix has letters for."""
@@ -210,7 +210,7 @@ COVERED: dict[str, tuple[list[str], ...]] = {
         [f"{AHEAD}[fsdp2]"],
         [f"{AHEAD}[deepspeed_stage_2]"],
     ),
-    "leaving at a signal or in time": (
+    "stopping at a signal or a time limit": (
         [f"{LEAVE}[generation]"],
         [f"{LEAVE_SHARED}[fsdp2-generation]"],
         [f"{LEAVE_SHARED}[deepspeed_stage_2-generation]"],
@@ -235,7 +235,7 @@ COVERED: dict[str, tuple[list[str], ...]] = {
         [f"{LEAVE_WAIT}[leave_server-fsdp2]"],
         [f"{LEAVE_WAIT}[leave_server-deepspeed_stage_3]"],
     ),
-    "leaving when another rank is killed": (
+    "stopping when another rank is killed": (
         [f"{CRASH}_which_names_it[0-generation]"],
         [
             *(f"{KILLED}[fsdp2-held0-False-0]", f"{KILLED}[fsdp2-held1-True-1]"),
@@ -243,7 +243,7 @@ COVERED: dict[str, tuple[list[str], ...]] = {
         ],
         [f"{KILLED}[{stage}-held{n}-False-1]" for n, stage in enumerate(DEEPSPEED, 2)],
     ),
-    "leaving when a rank is stuck": (
+    "stopping when a rank is stuck": (
         ["L::test_a_watchdog_ends_both_ranks_although_one_scores_for_ever"],
         [f"{LEAVE_WAIT}[leave_stalled-fsdp2]"],
         [f"{LEAVE_WAIT}[leave_stalled-deepspeed_stage_3]"],

@@ -49,7 +49,7 @@ class LoseRank0(L.Callback):
 
 
 class CrashRank(L.Callback):
-    """Have a bug on rank 1 after the first step."""
+    """Raise a KeyError on rank 1 after the first step."""
 
     def on_train_batch_end(self, trainer, pl_module, *_):
         if trainer.global_rank == 1:
@@ -136,7 +136,7 @@ class HeldReward(ShareOfLowBytes):
 
 
 class DownReward(HeldReward):
-    """Cannot be reached instead."""
+    """Raises ConnectionError where `HeldReward` would wait."""
 
     def hold(self) -> None:
         raise ConnectionError("the judge is down")
@@ -198,9 +198,9 @@ class DeadlockMainThread(L.Callback):
 
     def on_train_batch_end(self, trainer, pl_module, *_):
         is_stuck = self.rank in (None, trainer.global_rank)
-        watchdog.LEAVE_SECONDS = 60.0 if not is_stuck else 1.0 if self.rank is None else 10.0
+        watchdog.STOP_SECONDS = 60.0 if not is_stuck else 1.0 if self.rank is None else 10.0
         if self.patience_seconds is not None:
-            watchdog.LEAVE_SECONDS = self.patience_seconds
+            watchdog.STOP_SECONDS = self.patience_seconds
         if pl_module.rollout_step == self.step and is_stuck:
             Path(f"held{trainer.global_rank}").touch()
             lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Skip tests of what a machine lacks; but where it has to be there, run them, so that they fail."""
+"""Skip tests that need what a machine lacks; where it is required, run them, so that they fail."""
 
 from __future__ import annotations
 

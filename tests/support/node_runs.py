@@ -20,7 +20,7 @@ from worker_processes import wait_until
 NUM_STEPS = 5
 HELD_STEP = 2
 START_SECONDS = 240
-LEAVE_SECONDS = 90
+STOP_SECONDS = 90
 """Far below the timeout of the process group, but where that is what a test is about."""
 SERVER_PORT = 31000
 
@@ -173,8 +173,8 @@ def held(importer: Importer, nodes: tuple[Node, Node], directory: Path) -> Itera
         yield agents
         (directory / "signalled").touch()
         for agent in agents:
-            agent.wait(LEAVE_SECONDS)
-        wait_until(lambda: not any(left(node) for node in nodes), LEAVE_SECONDS)
+            agent.wait(STOP_SECONDS)
+        wait_until(lambda: not any(left(node) for node in nodes), STOP_SECONDS)
 
 
 def said(directory: Path, rank: int) -> str:

@@ -66,7 +66,7 @@ class StopsEarly(RolloutEngine):
 
 
 class Declared(StopsEarly):
-    """The same, and it says that it does so."""
+    """`StopsEarly`, which declares that it samples with the policy's own model."""
 
     samples_with_policy = True
 

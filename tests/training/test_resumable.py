@@ -12,7 +12,7 @@ from lit_grpo.policy import LoRA, Policy
 from lit_grpo.policy.files.model_source import ModelSource, as_plain, save_sources
 from lit_grpo.rollout import Sampling
 from lit_grpo.training import GRPOModule, MasterAdamW
-from lit_grpo.training.checks.same_run import RunSettings
+from lit_grpo.training.checks.resume_changes import RunSettings
 from lit_grpo.types import UserError
 
 

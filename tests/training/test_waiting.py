@@ -1,4 +1,4 @@
-"""Waits of a single rank; `tests/end_to_end/test_leaving_ranks.py` has those of several."""
+"""Waits of a single rank; `tests/end_to_end/test_stops_of_ranks.py` has those of several."""
 
 import pickle
 import time
@@ -8,7 +8,7 @@ import pytest
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import waiting
-from lit_grpo.training.waiting import StepAbandoned, Waiting, abandon_if_failed, wait_until_done
+from lit_grpo.training.waiting import RankWaits, StepAbandoned, abandon_if_failed, wait_until_done
 from lit_grpo.types.errors import EngineBug
 
 
@@ -41,7 +41,7 @@ class DoneAfter:
 
 def test_callbacks_are_asked_between_the_rounds_of_a_wait():
     events, wait = Events(), DoneAfter(3)
-    Waiting(events).until_done(wait)
+    RankWaits(events).until_done(wait)
     assert wait.given == [waiting.POLL_SECONDS] * 3
     assert events.num_asked == 2
 
@@ -49,7 +49,7 @@ def test_callbacks_are_asked_between_the_rounds_of_a_wait():
 def test_a_wait_is_left_when_a_callback_ends_the_run():
     wait = DoneAfter(9)
     with pytest.raises(StepAbandoned, match="Ended by a callback while the run waited") as caught:
-        Waiting(Events(ends_at=2)).until_done(wait)
+        RankWaits(Events(ends_at=2)).until_done(wait)
     assert len(wait.given) == 2
     reason = caught.value.reason
     assert (reason.exit_code, reason.is_step_unfinished) == (ExitCode.SCORES_ABSENT, True)
@@ -57,7 +57,7 @@ def test_a_wait_is_left_when_a_callback_ends_the_run():
 
 def test_a_wait_that_is_over_asks_nobody():
     events = Events(ends_at=1)
-    Waiting(events).until_done(DoneAfter(1))
+    RankWaits(events).until_done(DoneAfter(1))
     assert events.num_asked == 0
     wait_until_done(wait := DoneAfter(3))
     assert len(wait.given) == 3
@@ -66,7 +66,7 @@ def test_a_wait_that_is_over_asks_nobody():
 def test_a_pause_takes_its_time_and_is_known_until_it_ends(monkeypatch):
     monkeypatch.setattr(waiting, "POLL_SECONDS", 0.02)
     events, start = Events(), time.monotonic()
-    Waiting(events).pause(0.05)
+    RankWaits(events).pause(0.05)
     assert time.monotonic() - start >= 0.05
     assert events.was_paused
     assert all(events.was_paused)
@@ -77,16 +77,16 @@ def test_a_pause_that_a_callback_ends_is_no_longer_one(monkeypatch):
     monkeypatch.setattr(waiting, "POLL_SECONDS", 0.001)
     events = Events(ends_at=2)
     with pytest.raises(StepAbandoned):
-        Waiting(events).pause(600)
+        RankWaits(events).pause(600)
     assert events.was_paused == [True, True]
     assert not events.is_paused
 
 
 def test_a_rank_that_works_asks_the_callbacks_as_well():
-    Waiting(events := Events()).take_part()
+    RankWaits(events := Events()).join_round()
     assert events.num_asked == 1
     with pytest.raises(StepAbandoned):
-        Waiting(Events(ends_at=1)).take_part()
+        RankWaits(Events(ends_at=1)).join_round()
 
 
 def test_a_step_is_abandoned_if_its_engine_gave_up():

@@ -14,7 +14,7 @@ from lit_grpo.policy.files.weight_files import check_weight_files
 from lit_grpo.policy.lora import is_adapter
 from lit_grpo.runs.tables import with_unit
 from lit_grpo.training.checks.compatibility import check_completions_fit
-from lit_grpo.training.checks.ends import check_ends
+from lit_grpo.training.checks.end_tokens import check_ends
 from lit_grpo.types import UserError
 
 WEIGHT_FILES = ("*.safetensors", "*.bin")

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from lit_grpo.training.checks.same_run import HARMLESS as HARMLESS_IN_PYTHON
+from lit_grpo.training.checks.resume_changes import HARMLESS as HARMLESS_IN_PYTHON
 from lit_grpo.types import UserError
 
 IGNORED = re.compile(r"run_dir|ckpt_path|allow_changes")

@@ -1,4 +1,4 @@
-"""Refuse an argument for another item of a list than its last: ``--model.rewards.0.weight 2``.
+"""Refuse arguments for any list item but the last, such as ``--model.rewards.0.weight 2``.
 
 The parser would take it for a setting of the last item, the only one that arguments reach.
 """

@@ -110,8 +110,8 @@ def value_of(text: str) -> Any:
     """Return the value of an argument; the parser reports one that is no YAML.
 
     Raises:
-        UserError: a number in a list or mapping is none to the eye. Of a single value the parser
-            knows whether it is a text.
+        UserError: a list or mapping has a number that YAML reads in another base, such as 010. The
+            parser checks single values.
     """
     try:
         root, value = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)

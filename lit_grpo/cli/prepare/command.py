@@ -40,7 +40,7 @@ def prepare(arguments: Sequence[str]) -> int:
     if given.out is None:
         raise UserError("prepare needs a directory to write: set --out DIR, or --list the recipes.")
     check_writable("--out", given.out, Path(given.out).absolute().parent)
-    manifest = run(_order(given), _track)
+    manifest = run(_options(given), _track)
     if given.json:
         print(json.dumps(manifest, sort_keys=True, indent=1))
     else:
@@ -51,7 +51,7 @@ def prepare(arguments: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
-def _order(given: Namespace) -> PrepareOptions:
+def _options(given: Namespace) -> PrepareOptions:
     recipe = _changed(read_recipe(given.preset, given.data), given)
     if given.holdout and given.holdout_size is not None:
         raise UserError(

@@ -66,41 +66,43 @@ class PrepareOptions:
     sft: bool = False
 
 
-def run(order: PrepareOptions, track: Track) -> dict[str, Any]:
+def run(options: PrepareOptions, track: Track) -> dict[str, Any]:
     """Prepare data; return the manifest.
 
     Raises:
         UserError: the data are not what the recipe says; nothing is written then.
     """
-    recipe = order.recipe
+    recipe = options.recipe
     collected = {
-        name: collect(name, source, order.bad_rows, order.name)
+        name: collect(name, source, options.bad_rows, options.name)
         for name, source in track(recipe.sources.items(), len(recipe.sources), "reading")
     }
     rows = [row for one in collected.values() for row in one.rows]
     check_ids(rows, recipe.sources)
-    held_out = Holdout.read(order.holdout) if order.holdout else None
+    held_out = Holdout.read(options.holdout) if options.holdout else None
     ordered = in_order(rows, recipe, held_out)
     copies = _find_copies(ordered, recipe, track)
     kept, dropped = _without_copies(ordered, copies, recipe)
     sizes = Sizes(holdout=recipe.holdout_size, validation=recipe.validation_size)
     splits = split(in_order(kept, recipe, held_out), sizes, held_out)
-    if not order.release_holdout:
-        _keep_held_out(splits, order.out)
+    if not options.release_holdout:
+        _keep_held_out(splits, options.out)
     counts = _count_copies(copies, splits)
-    listed = _held_out(splits["holdout"], order)
-    splits = _usable(splits, order, dropped)
+    listed = _held_out(splits["holdout"], options)
+    splits = _usable(splits, options, dropped)
     about = {
-        "recipe": {"name": Path(order.name).name, "sha256": hash_of_recipe(recipe)},
+        "recipe": {"name": Path(options.name).name, "sha256": hash_of_recipe(recipe)},
         "seed": recipe.seed,
-        "sft": order.sft,
+        "sft": options.sft,
         "sources": _describe(collected, recipe, splits, dropped),
         "duplicates": counts,
-        "gold": _about_gold(order),
+        "gold": _about_gold(options),
         "curriculum": recipe.curriculum,
     }
-    config = warmup_config(order.out) if order.sft else training_config(order.out, recipe, splits)
-    return write_prepared(order.out, splits, listed, about, config)
+    config = (
+        warmup_config(options.out) if options.sft else training_config(options.out, recipe, splits)
+    )
+    return write_prepared(options.out, splits, listed, about, config)
 
 
 def _find_copies(
@@ -205,9 +207,9 @@ def _keep_held_out(splits: Mapping[str, Sequence[PreparedRow]], out: Path) -> No
         )
 
 
-def _held_out(rows: Sequence[PreparedRow], order: PrepareOptions) -> dict[str, dict[str, str]]:
+def _held_out(rows: Sequence[PreparedRow], options: PrepareOptions) -> dict[str, dict[str, str]]:
     """Return what is held out by source: these rows, and all that a given file lists."""
-    listed = read_held_out(order.holdout) if order.holdout else {}
+    listed = read_held_out(options.holdout) if options.holdout else {}
     found = {name: dict(one) for name, one in listed.items()}
     for row in rows:
         found.setdefault(row.source, {})[row.id] = row.text_hash
@@ -216,7 +218,7 @@ def _held_out(rows: Sequence[PreparedRow], order: PrepareOptions) -> dict[str, d
 
 def _usable(
     splits: Mapping[str, Sequence[PreparedRow]],
-    order: PrepareOptions,
+    options: PrepareOptions,
     dropped: dict[str, Counter[str]],
 ) -> dict[str, list[PreparedRow]]:
     """Return the splits with gold scores, without the rows that cannot be trained on.
@@ -230,22 +232,22 @@ def _usable(
     unscored: list[PreparedRow] = []
     for name, rows in splits.items():
         for row in rows:
-            scored = join_gold(row, order.cache, order.recipe)
-            needs_gold = order.only_cached or order.recipe.sources[row.source].needs_gold
-            if order.sft and name != "holdout" and row.columns.get("completion") is None:
+            scored = join_gold(row, options.cache, options.recipe)
+            needs_gold = options.only_cached or options.recipe.sources[row.source].needs_gold
+            if options.sft and name != "holdout" and row.columns.get("completion") is None:
                 dropped[row.source][NO_COMPLETION] += 1
-            elif scored is None and needs_gold and not order.sft:
+            elif scored is None and needs_gold and not options.sft:
                 unscored.append(row)
                 dropped[row.source][NOT_SCORED] += 1
             else:
                 found[name].append(scored or row)
-    if not order.only_cached:
-        can_ask = order.recipe.judge or all(row.kind == "verifiable" for row in unscored)
-        command = order.scoring if can_ask else None
+    if not options.only_cached:
+        can_ask = options.recipe.judge or all(row.kind == "verifiable" for row in unscored)
+        command = options.scoring if can_ask else None
         left = {row.source for row in found["train"]}
         refuse_unscored(unscored, sum(map(len, splits.values())), command, left)
-    _check_train(found["train"], order, dropped)
-    train = limit(found["train"], order.recipe)
+    _check_train(found["train"], options, dropped)
+    train = limit(found["train"], options.recipe)
     beyond = Counter(row.source for row in found["train"])
     beyond.subtract(row.source for row in train)
     for source, number in (+beyond).items():
@@ -254,29 +256,29 @@ def _usable(
 
 
 def _check_train(
-    train: Sequence[PreparedRow], order: PrepareOptions, dropped: Mapping[str, Counter[str]]
+    train: Sequence[PreparedRow], options: PrepareOptions, dropped: Mapping[str, Counter[str]]
 ) -> None:
     """Raise UserError if nothing of a source is left; pairs may come from one source only."""
-    empty = sorted(order.recipe.sources.keys() - {row.source for row in train})
-    if order.sft and not train:
+    empty = sorted(options.recipe.sources.keys() - {row.source for row in train})
+    if options.sft and not train:
         raise UserError(
             f"some source must have completions to make pairs of, got none in {', '.join(empty)}. "
             "Set sources.NAME.columns.completion to the column that has the worked answers."
         )
-    if empty and not order.sft:
+    if empty and not options.sft:
         reasons = ", ".join(f"{reason}: {num}" for reason, num in dropped[empty[0]].items())
         other = ", or take it out of the recipe's sources" if train else ""
         raise UserError(
             f"source {empty[0]} has no row left to train on ({reasons}). Set its "
-            f"columns.gold_scores, or run {order.scoring}; or repair its rows if that has found "
+            f"columns.gold_scores, or run {options.scoring}; or repair its rows if that has found "
             f"no gold for them{other}."
         )
 
 
-def _about_gold(order: PrepareOptions) -> dict[str, Any]:
+def _about_gold(options: PrepareOptions) -> dict[str, Any]:
     """Return how gold scores are computed, and who gave the cached ones."""
-    gold = order.recipe.gold
-    return {"num_evals": gold.num_evals, "highest": gold.highest, **order.scored_by}
+    gold = options.recipe.gold
+    return {"num_evals": gold.num_evals, "highest": gold.highest, **options.scored_by}
 
 
 def _describe(

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lit_grpo.rewards.judged.alignment import rank_correlation
-from lit_grpo.runs.tables import End, add_numbers, make_table
+from lit_grpo.runs.tables import TextTail, add_numbers, make_table
 from lit_grpo.types import Outcome
 from lit_grpo.types.text import shorten
 
@@ -220,6 +220,6 @@ def _rows(pairs: Sequence[tuple[Row, Row]]) -> Table:
         table.add_column(name)
     for old, new in pairs:
         change = f"{old['reward']:.3g} → {new['reward']:.3g}"
-        texts = [End(shorten(old[key])) for key in ("prompt_id", "completion")]
+        texts = [TextTail(shorten(old[key])) for key in ("prompt_id", "completion")]
         table.add_row(change, str(old["step"]), *texts)
     return table

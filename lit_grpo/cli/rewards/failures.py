@@ -41,13 +41,13 @@ def report_failures(rollouts: Sequence[RolloutBatch]) -> int:
 
 
 def failed_in_all(rollouts: Sequence[RolloutBatch]) -> list[Failure]:
-    """Return why rewards failed that gave no completion of any batch a value."""
+    """Return the failures of rewards that scored no completion of any batch."""
     first, *others = ({one.reward: one for one in failed_everywhere(each)} for each in rollouts)
     return [one for name, one in first.items() if all(name in other for other in others)]
 
 
 def failed_everywhere(rollouts: RolloutBatch) -> list[Failure]:
-    """Return why rewards failed that gave no completion a value; abstaining is not a failure."""
+    """Return the failures of rewards that scored no completion; abstaining is not a failure."""
     failures = [find_failure(rollouts, [name], attrgetter("is_failure")) for name in rollouts.parts]
     gave_none = [part.isnan().all() for part in rollouts.parts.values()]
     return [

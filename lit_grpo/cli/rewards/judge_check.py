@@ -23,7 +23,7 @@ from lit_grpo.judge.connection import base_url, secret_variables
 from lit_grpo.rewards import JudgedReward, Reward, RubricAlignmentReward
 from lit_grpo.rewards.judged.base import question_of
 from lit_grpo.rewards.scoring.suite import RewardSuite
-from lit_grpo.runs.tables import End, add_numbers, make_table, open_console
+from lit_grpo.runs.tables import TextTail, add_numbers, make_table, open_console
 from lit_grpo.types import Completion, Measurements, Prompt, Score, UserError
 from lit_grpo.types.text import shorten
 
@@ -240,7 +240,7 @@ def _table(pairs: Sequence[Pair], scores: Sequence[tuple[Score, Score]]) -> Tabl
     add_numbers(table, "good", "bad", "verdict")
     for pair, (good, bad) in zip(pairs, scores, strict=True):
         texts = (question_of(pair.prompt), pair.good, pair.bad)
-        shown = [End(shorten(text)) for text in texts]
+        shown = [TextTail(shorten(text)) for text in texts]
         table.add_row(*shown, _show(good), _show(bad), VERDICTS[told_apart(good, bad)])
     return table
 

@@ -17,8 +17,8 @@ MEMORY_ADVICE = {
     "evaluation": FEWER_ROWS,
     "logprob": "Lower `model.update.max_tokens_per_micro_batch`; `objective.kl.coef: 0` needs no "
     "reference, and with LoRA the reference takes no memory.",
-    "update": "Set `model.policy.lora`, or another optimizer: its moments take two values for each "
-    "trained weight.",
+    "update": "Set `model.policy.lora`, or another optimizer: AdamW's moments take two values "
+    "for each trained weight.",
     "": "Set `model.policy.dtype: bfloat16` with `model.policy.lora`; in a warm-up lower "
     "`data.prompts_per_step` and raise `trainer.accumulate_grad_batches`.",
 }

@@ -54,9 +54,8 @@ POLICY = (
         ),
         more=(
             "Go back to an earlier checkpoint: `lit-grpo checkpoints RUN` lists them, `--recover` "
-            "chooses one. When the run goes on from it, what it has of later steps is replaced "
-            "(rows, completions, checkpoints): copy the run directory first if you want to keep "
-            "it.",
+            "chooses one. When the run goes on from it, its rows, completions and checkpoints of "
+            "later steps are replaced: copy the run directory first if you want to keep them.",
             '"the policy\'s logits are not finite while sampling": the weights themselves have '
             "diverged. A checkpoint of such weights is passed over by a resume.",
         ),

@@ -120,16 +120,18 @@ def refuse_other_start(checkpoint: Mapping[str, Any], path: str | None) -> None:
         )
 
 
-def refuse_other_settings(checkpoint: Mapping[str, Any], computed_by: Mapping[str, Any]) -> None:
+def refuse_other_settings(
+    checkpoint: Mapping[str, Any], weight_settings: Mapping[str, Any]
+) -> None:
     """Check that the weights of a checkpoint compute what they did in its run.
 
     Args:
-        computed_by: The policy's settings for this by their keys, as `Policy.computed_by`.
+        weight_settings: The policy's settings for this by their keys, as `Policy.weight_settings`.
 
     Raises:
         UserError: a setting is another one.
     """
-    if changed := changed_settings(checkpoint.get("run_settings", {}), computed_by):
+    if changed := changed_settings(checkpoint.get("run_settings", {}), weight_settings):
         raise UserError(
             "the checkpoint was trained with other settings of the policy, with which its weights "
             f"compute something else: {'; '.join(changed)}. Set them as in that run (model.policy, "

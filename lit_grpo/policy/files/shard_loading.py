@@ -77,9 +77,9 @@ def model_of_placeholders(path: str, **options: Any) -> PreTrainedModel:
 
 
 def _placeholder(parameter: nn.Parameter) -> Tensor:
-    """Return zeros of a parameter's shape that share one number, or matrices that share one.
+    """Return zeros of a parameter's shape, expanded from one element.
 
-    Products with all experts of a layer need matrices whose numbers have places of their own.
+    Stacked experts are expanded from one matrix, since their products need contiguous matrices.
     """
     is_stack = parameter.ndim > 2
     zeros = torch.zeros(parameter.shape[-2:] if is_stack else (), dtype=parameter.dtype)

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from lit_grpo.policy.packed.packing import Block, Layout
 
 ALIGNMENT = 16
-"""Fused attention on a GPU copies a mask in every layer whose rows do not start at such a place."""
+"""Alignment of a mask's rows, in elements; a GPU's fused attention copies others in every layer."""
 
 
 def block_attention(
@@ -82,7 +82,7 @@ def _mask(
 def _make_mask(block: Block, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
     """Return [R, 1, groups * Q, K], 0 where a query sees a key and minus infinity elsewhere.
 
-    Fused attention would turn a mask of booleans into such a one in every layer, and keep each.
+    Fused attention would convert a boolean mask to floats in every layer, and keep every copy.
     """
     num_keys = block.keys.shape[1]
     key_positions = torch.arange(-(-num_keys // ALIGNMENT) * ALIGNMENT, device=block.keys.device)
@@ -107,7 +107,7 @@ def _attend(
     """Return [R, heads, Q, D]; without a mask query q sees the first q + 1 keys."""
     groups = query.shape[1] // key.shape[1]
     if mask is None:
-        # A condition, because torch takes no symbol, which a program for any shape would give it.
+        # Only if needed: with dynamic shapes `groups > 1` is symbolic, and torch requires a bool.
         grouped: dict[str, Any] = {"enable_gqa": True} if groups > 1 else {}
         return scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, **grouped

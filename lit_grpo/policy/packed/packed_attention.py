@@ -70,7 +70,7 @@ _NOT_ATTENTION = {"cache_position", "position_ids", "sliding_window", "use_cache
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Cast as autocast does for torch's own attention: a norm of float32 may have left float32."""
+    """Cast as autocast does for torch's own attention, since a norm may have returned float32."""
     device_type = tensors[0].device.type
     has_autocast = torch.amp.is_autocast_available(device_type)
     if not (has_autocast and torch.is_autocast_enabled(device_type)):
@@ -115,8 +115,8 @@ def _agrees(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int,
     """Return whether `merged_attention` works here and agrees with `block_attention`.
 
     Its operators are private to torch and differ between devices, so each kind of tensors is tried
-    once on a few tokens; if it fails, a warning is logged. Another thread has none of the modes
-    and hooks of autograd that may be active here.
+    once on a few tokens; if it fails, a warning is logged. This happens in another thread, free of
+    the modes and hooks of autograd that may be active here.
     """
     with ThreadPoolExecutor(1) as thread:
         reason = thread.submit(_disagreement, device, dtype, heads, kv_heads, size).result()

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from lit_grpo.rewards.function import as_reward
-from lit_grpo.rewards.reward import Reward, check_settings, setting_key
+from lit_grpo.rewards.functions.reward import as_reward
+from lit_grpo.rewards.reward import Reward, setting_key
+from lit_grpo.rewards.reward_checks import check_settings
 from lit_grpo.rewards.scoring.reasoning import Reasoning
 from lit_grpo.rewards.scoring.runners import Call, Runners
 from lit_grpo.rewards.scoring.scoring import Scoring

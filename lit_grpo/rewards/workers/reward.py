@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_grpo.rewards.function import as_reward
-from lit_grpo.rewards.reward import Reward, check_settings, setting_key, started
+from lit_grpo.rewards.functions.reward import as_reward
+from lit_grpo.rewards.reward import Reward, setting_key, started
+from lit_grpo.rewards.reward_checks import check_settings
 from lit_grpo.rewards.workers.pool import WorkerPool, WorkerStartError
 from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, check_range
 

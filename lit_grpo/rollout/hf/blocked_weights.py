@@ -1,8 +1,7 @@
 """Weights in oneDNN's blocked layout, for sampling on a CPU.
 
-A product of few rows reads every weight once, and much of its time goes into bringing them into
-the order in which the kernel needs them. The weights do not change while rows are sampled, so this
-is done once for all of their tokens.
+With few rows, a large part of a product's time is spent reordering the weights for the kernel. The
+weights do not change while rows are sampled, so they are reordered once for all of their tokens.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 MIN_WEIGHTS: Final = 2**18
-"""Weights of a layer from which its products gain more than another call of them costs."""
+"""Fewest weights of a layer for which the faster product outweighs the extra call."""
 MIN_TOKENS: Final = 32
-"""Tokens of a row from which its products gain more than copying the weights costs."""
+"""Fewest sampled tokens for which copying the weights pays off."""
 MAX_ROWS: Final = 512
-"""Rows up to which blocked products are clearly faster than torch's own."""
+"""Most rows for which blocked products are clearly faster than torch's own."""
 
 
 class BlockedWeights:
@@ -62,8 +61,8 @@ _LOCK = RLock()
 class _BlockedForward:
     """The forward pass of a linear layer, with a copy of its weights as they are now.
 
-    The layer multiplies by itself where a gradient is computed or values are cast, with many rows,
-    and once its weights have changed.
+    It falls back to the layer's own if gradients or autocast are on, for more than `MAX_ROWS` rows,
+    and once the weights have changed.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -75,8 +74,8 @@ class _BlockedForward:
     def __call__(self, input: Tensor) -> Tensor:
         layer, rows = self.layer, input.numel() // self.layer.in_features
         casts = input.dtype != torch.float32 or torch.is_autocast_enabled("cpu")
-        is_usual = casts or torch.is_grad_enabled() or self._state != _state(layer)
-        if is_usual or not 0 < rows <= MAX_ROWS or input.shape[-1] != layer.in_features:
+        falls_back = casts or torch.is_grad_enabled() or self._state != _state(layer)
+        if falls_back or not 0 < rows <= MAX_ROWS or input.shape[-1] != layer.in_features:
             return nn.Linear.forward(layer, input)
         if (size := _size(rows)) == rows:
             return _product(input, self._weight, layer.bias)
@@ -85,17 +84,17 @@ class _BlockedForward:
         return product[:rows].view(*input.shape[:-1], -1)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Be the layer's own forward pass in a copy of the layer, which gets other weights."""
+        """Pickle and copy as the layer's own forward pass: a copied layer has other weights."""
         return partial, (nn.Linear.forward, self.layer)
 
 
 def _state(layer: nn.Linear) -> tuple[int, int]:
-    """Return what differs once the weights of a layer have changed."""
+    """Return a key that changes when the weights of a layer are changed or replaced."""
     return layer.weight.data_ptr(), layer.weight._version
 
 
 def _size(rows: int) -> int:
-    """Return how many rows to multiply for some: oneDNN keeps 0.65 MiB of code for each number."""
+    """Round a number of rows up, since oneDNN keeps 0.65 MiB of code for each."""
     step = 1 if rows <= 16 else 8 if rows <= 64 else 16 if rows <= 256 else 64
     return -(-rows // step) * step
 
@@ -121,14 +120,14 @@ def _can_be_copied(layer: nn.Module) -> TypeGuard[nn.Linear]:
         and one.device.type == "cpu"
         and one.dtype == torch.float32
         and one.is_contiguous()
-        and not one.is_inference()  # whether it has changed is not known
+        and not one.is_inference()  # has no version that tells a change
         for one in tensors
     )
 
 
 @cache
 def is_available() -> bool:
-    """Return whether this build of torch has oneDNN's products, and they are right."""
+    """Return whether this build of torch has oneDNN's products, and whether they are right."""
     if not torch.backends.mkldnn.is_available():
         return False
     make = partial(torch.eye, device="cpu", dtype=torch.float32)

@@ -124,7 +124,7 @@ class HFEngine(RolloutEngine):
         )
         stops = _Stops(policy, sampling, batch.logits.device)
         for step in range(sampling.max_tokens):
-            self.leave_if_asked()
+            self.stop_if_asked()
             logits = batch.logits.float()
             if sampling.temperature not in (0, 1):
                 logits = logits / sampling.temperature

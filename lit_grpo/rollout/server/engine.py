@@ -243,7 +243,7 @@ class ServedEngine(RolloutEngine):
         return sum(server.load.num_unfinished_tokens for server in self._supervisor.servers)
 
     def describe_pending(self) -> str:
-        """Return how many completions of this process are at each server, and wait for one."""
+        """Return how many completions of this process are at each server, and how many wait."""
         supervisor = self._supervisor
         parts = [
             f"{server.load.num_running} completions are at {server.url}"

@@ -73,7 +73,7 @@ def check_program(launch: Launch, package: str) -> tuple[str, str]:
 def installed_version(python: str, package: str) -> str:
     """Return the version of a package in the environment of an interpreter.
 
-    It is empty without the package, and words for one that no distribution has.
+    It is empty if the package is missing, and "of unknown version" if no distribution has it.
     """
     command = [python, "-c", ASK_VERSION.format(name=package)]
     with suppress(OSError, subprocess.SubprocessError):

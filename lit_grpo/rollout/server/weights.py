@@ -160,7 +160,7 @@ class ServerWeights:
         answers = await gather_or_cancel(
             [
                 compare(part, expected)
-                for request, expected in target.expected.questions(target.update.adapter)
+                for request, expected in target.expected.probes(target.update.adapter)
                 for part in self._api.split(request)
             ]
         )

@@ -172,13 +172,13 @@ class VLLMEngine(RolloutEngine):
         )
 
     def _check_weights(self, expected: ExpectedLogprobs) -> None:
-        questions = expected.questions(adapter=None)
-        requests = [request for request, _ in questions]
+        probes = expected.probes(adapter=None)
+        requests = [request for request, _ in probes]
         pairs = []
         for number, _, sample in self._vllm.sample(requests, self.version, self.on_wait):
             if isinstance(sample, str):
                 raise EngineFailed(f"vLLM's weights could not be checked: {sample}")
-            pairs.append(logprob_pair(sample, questions[number][1]))
+            pairs.append(logprob_pair(sample, probes[number][1]))
         try:
             self._check_differences.append(check_logprobs(pairs, expected, "vLLM in this process"))
         except WeightMismatch as error:
@@ -193,7 +193,7 @@ class VLLMEngine(RolloutEngine):
         requests = group_requests(self._policy, prompts, group_size, sampling, seed)
         self._wake_up_with_weights()
         try:
-            sampled = self._vllm.sample(requests, self.version, self.leave_if_asked)
+            sampled = self._vllm.sample(requests, self.version, self.stop_if_asked)
             with closing(sampled) as samples:
                 for number, index, sample in samples:
                     completion = to_completion(sample, self._policy.tokenizer, sampling)

@@ -43,7 +43,7 @@ def saving(directory: Path) -> Iterator[None]:
         yield
 
 
-def settle(directory: Path) -> None:
+def clean_up_killed_saves(directory: Path) -> None:
     """Put back or remove what killed processes have left, unless another one is just saving."""
     if not (find_leftovers(directory) or (directory / LOCK).exists()):
         return

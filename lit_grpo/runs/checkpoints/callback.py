@@ -23,7 +23,7 @@ from lit_grpo.diagnostics.unlogged_metric import describe_unknown
 from lit_grpo.runs.checkpoints.files import BEST_FILE, LAST, SUMMARY, is_healthy
 from lit_grpo.runs.checkpoints.fit_loop import make_last_validation
 from lit_grpo.runs.checkpoints.loop_counters import LoopPosition, validates_next
-from lit_grpo.runs.checkpoints.refusals import refuse_unlike
+from lit_grpo.runs.checkpoints.resume_checks import check_same_checkpoint_on_ranks
 from lit_grpo.runs.checkpoints.retention import KeptCheckpoints
 from lit_grpo.runs.checkpoints.start_checks import refuse_unreadable, warn_if_at_once
 from lit_grpo.runs.checkpoints.writer import CheckpointWriter, wait_until_written, when_written
@@ -133,7 +133,7 @@ class Checkpoints(Callback):
             warn_if_at_once(trainer)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        refuse_unlike(trainer.ckpt_path)
+        check_same_checkpoint_on_ranks(trainer.ckpt_path)
         check_writable("Checkpoints.init_args.dirpath", self.directory, self.directory)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -1,4 +1,4 @@
-"""Lightning's loop, which makes the validation that a stop in the last step of a run has prevented.
+"""A fit loop that runs the last validation if the run was stopped before it.
 
 Lightning ends a resumed run at once that has no step left. It goes back to a validation that was
 left in any other step, if the counters of the checkpoint say so (`loop_counters`).
@@ -15,7 +15,7 @@ from lit_grpo.stopping import has_taken_last_step
 
 
 class ResumableFitLoop(_FitLoop):
-    """Lightning's loop, for runs of which only a validation is left, too."""
+    """Lightning's loop, which also resumes a run that has only a validation left."""
 
     def run(self) -> None:
         self.setup_data()

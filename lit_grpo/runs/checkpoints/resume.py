@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.distributed.checkpoints import is_complete
 from lit_grpo.distributed.ranks import get_rank
-from lit_grpo.runs.checkpoints.atomic_save import settle
+from lit_grpo.runs.checkpoints.atomic_save import clean_up_killed_saves
 from lit_grpo.runs.checkpoints.files import (
     BEST_FILE,
     last_checkpoint,
@@ -60,9 +60,9 @@ def find_checkpoint(name: str, run_dir: Path, *, is_evaluated: bool = False) -> 
     is_own = name in ("last", AUTO)
     refuse_unreadable(run_dir / "checkpoints" if is_own or name == BEST else Path(name))
     if is_own or name == BEST:
-        settle(run_dir / "checkpoints")
+        clean_up_killed_saves(run_dir / "checkpoints")
     elif earlier_path(Path(name)).exists():
-        settle(Path(name).parent)
+        clean_up_killed_saves(Path(name).parent)
     if is_own and is_evaluated and not _named_checkpoints(run_dir):
         raise UserError(
             f"{run_dir} has no checkpoint to evaluate. Set run_dir to that of a run, or leave "

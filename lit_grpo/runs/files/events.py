@@ -134,7 +134,7 @@ class EventsFile(Callback):
             record_event(trainer, "stop", reason.message, cause)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Record that a stopped run is done, as a fit that had nothing left to train has found."""
+        """Record that a stopped run is done, if its resume found no steps left."""
         if self.has_begun or get_stop_reason(trainer) is not None:
             return
         earlier = read_events(self.run_dir)

@@ -1,4 +1,4 @@
-"""The file ``prompt_format.json`` of a final model: how the prompts were formatted it trained on.
+"""The file ``prompt_format.json`` of a final model: how its training prompts were formatted.
 
 A run that starts from the model warns if its own prompts have another format.
 """

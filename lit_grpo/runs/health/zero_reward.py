@@ -48,8 +48,8 @@ class ZeroRewardBreaker(Callback):
     many of each, whether rewards stopped at once or faded away, the likely cause, and some
     completions. The streak is saved in the checkpoint, and `Checkpoints` keeps one from before it.
 
-    A run whose last step ends the streak has nothing left to be stopped from: it is done, and
-    a warning at its end reports the streak, as for a shorter run in which no step had a reward.
+    If the streak reaches its limit at the last step, the run finishes normally, and a warning at
+    its end reports the streak, as for a shorter run in which no step had a reward.
 
     Args:
         alert_after: Length of a streak at which to warn.

@@ -18,7 +18,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from lit_grpo import __version__
 from lit_grpo.policy import Policy
 from lit_grpo.runs.checkpoints.files import read_manifest, read_state
-from lit_grpo.runs.checkpoints.refusals import enclosing_run
+from lit_grpo.runs.checkpoints.resume_checks import enclosing_run
 from lit_grpo.runs.files.config import read_config
 from lit_grpo.runs.files.secrets import without_secrets
 from lit_grpo.runs.report.history import ACCURACY, UNSCORED, Run, load_runs

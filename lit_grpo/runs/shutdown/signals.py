@@ -6,14 +6,12 @@ DDP.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -22,19 +20,9 @@ import torch
 
 from lit_grpo.distributed.ranks import gather_objects
 from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
-from lit_grpo.stopping import exit_code_of_error, exit_code_of_signal
-
-log = logging.getLogger(__name__)
+from lit_grpo.stopping import exit_code_of_signal
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-
-LEAVING = {exit_code_of_signal(signum): signum for signum in SIGNALS}
-"""Exit code -> the signal that it stands for."""
-LEAVE_SECONDS = 10.0
-"""Time for the main thread to leave at a signal before a training has begun."""
-WAKE_SECONDS = 1.0
-"""After this time a main thread that has not left is woken: a signal that another thread receives,
-or that comes just before a blocking call, does not end the call."""
 
 ECHO_SECONDS, ECHO_SECONDS_OF_LAUNCHER = 0.1, 0.5
 """A second signal within this time is the same request: ``timeout``, a container, or later a
@@ -43,137 +31,10 @@ LAUNCHERS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 """Environment variables of processes that a launcher has started."""
 
 
-@contextmanager
-def leave_on_signal(trainer: L.Trainer) -> Iterator[None]:
-    """Leave with exit code 128 + signal while no `StopOnSignal` is active: a model loads, say.
-
-    A thread sees the signal even if the main thread is in a long call of a library, and ends the
-    process if that does not leave in time.
-
-    Raises:
-        SystemExit: a signal came; KeyboardInterrupt for Ctrl-C in a notebook.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    is_over, ending = threading.Event(), threading.Lock()
-    main_thread = threading.get_ident()
-
-    def wake(signum: int) -> None:
-        with ending:  # with the handlers of before, it would end the process
-            if not is_over.is_set():
-                signal.pthread_kill(main_thread, signum)
-
-    threading.Thread(target=_end_if_stuck, args=[reader, is_over, wake], daemon=True).start()
-    previous = {signum: signal.signal(signum, _leave) for signum in _not_ignored()}
-    previous_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    _writers.add(writer)
-    try:
-        yield
-    except (SystemExit, KeyboardInterrupt) as leave:
-        if (signum := LEAVING.get(exit_code_of_error(leave))) is not None:
-            log.info("Ended by %s, without a new checkpoint.", signum.name)
-            if (launcher := trainer.strategy.launcher) is not None:
-                launcher.kill(signum)
-        raise
-    finally:
-        with ending:
-            is_over.set()
-        signal.set_wakeup_fd(previous_fd)
-        _writers.discard(writer)
-        os.close(writer)
-        for signum, handler in previous.items():
-            if signal.getsignal(signum) in (_leave, signal.SIG_IGN):
-                signal.signal(signum, handler)
-
-
-def _not_ignored() -> list[signal.Signals]:
+def not_ignored() -> list[signal.Signals]:
     """Return the signals that end a run; ``nohup`` lets it outlive its terminal."""
     outlives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [one for one in SIGNALS if not (outlives and one == signal.SIGHUP)]
-
-
-_writers: set[int] = set()
-"""Where the kernel's signals are written for `_end_if_stuck`."""
-
-
-_masks: list[set[int]] = []
-"""The signals that were blocked before a fork, while one is under way."""
-
-
-def _hold_signals() -> None:
-    """Hold signals back during a fork: the new process must not take this one's handlers."""
-    if _writers:
-        _masks.append({*signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)})
-
-
-def _release_signals() -> None:
-    if _masks:
-        signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
-
-
-def _forget_in_child() -> None:
-    """Let a process that a library forks handle its own signals, and not tell this one of them."""
-    if _writers:
-        signal.set_wakeup_fd(-1)
-        for signum in SIGNALS:
-            if signal.getsignal(signum) == _leave:
-                is_ctrl_c = signum == signal.SIGINT
-                signal.signal(signum, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
-        _writers.clear()
-    _release_signals()
-
-
-os.register_at_fork(
-    before=_hold_signals, after_in_parent=_release_signals, after_in_child=_forget_in_child
-)
-
-
-def _leave(signum: int, frame: FrameType | None) -> None:
-    for one in SIGNALS:  # what follows is not repeated
-        signal.signal(one, signal.SIG_IGN)
-    if signum == signal.SIGINT and _is_interactive():
-        raise KeyboardInterrupt  # SystemExit would end the session, too
-    raise SystemExit(exit_code_of_signal(signum))
-
-
-def _end_if_stuck(reader: int, is_over: threading.Event, wake: Callable[[int], None]) -> None:
-    """Report that a signal has come, and end the process unless the main thread leaves in time.
-
-    Args:
-        wake: Ends a blocking call of the main thread.
-    """
-    with open(reader, "rb", buffering=0) as signals:
-        while received := signals.read(1):
-            signum = received[0]
-            if signum not in SIGNALS:
-                continue
-            if (stopping := _stopper(signum)) is not None:
-                stopping.notice(signum, time.monotonic())
-                continue
-            name = signal.Signals(signum).name
-            _write_stderr(f"{name}: ending now, without a new checkpoint.")
-            if not is_over.wait(WAKE_SECONDS):
-                wake(signum)
-                _end_unless(is_over, signal.Signals(signum))
-            return
-
-
-def _end_unless(is_over: threading.Event, signum: signal.Signals) -> None:
-    """End the process if the main thread does not leave in time."""
-    if is_over.wait(LEAVE_SECONDS):
-        return
-    saying = threading.Thread(
-        target=log.error,
-        args=["Ended by %s: its main thread is stuck, so there is no new checkpoint.", signum.name],
-        daemon=True,
-    )
-    saying.start()
-    saying.join(WAKE_SECONDS)  # what is stuck may hold the log's lock
-    _show_cursor()
-    os._exit(exit_code_of_signal(signum))
 
 
 class StopOnSignal(StopAtSafePoints):
@@ -200,7 +61,7 @@ class StopOnSignal(StopAtSafePoints):
         self.received = self.noticed = None
         if threading.current_thread() is not threading.main_thread():
             return
-        for signum in _not_ignored():
+        for signum in not_ignored():
             self._previous_handlers[signum] = signal.signal(signum, self._receive)
 
     def notice(self, signum: int, now: float) -> None:
@@ -213,14 +74,14 @@ class StopOnSignal(StopAtSafePoints):
         if self.received is None:
             self.received, self._received_at = signal.Signals(signum), now
             self.notice(signum, now)
-            _write_stderr(
+            write_stderr(
                 f"{self.received.name}: ending with a checkpoint, at once or after this update. "
                 f"Send it again to end {_what_ends()} without one."
             )
         elif signum != signal.SIGHUP and now - self._received_at > _echo_seconds():
-            _show_cursor()
-            _write_stderr(f"{signal.Signals(signum).name} again: ending {_what_ends()} now.")
-            if signum == signal.SIGINT and _is_interactive():
+            show_cursor()
+            write_stderr(f"{signal.Signals(signum).name} again: ending {_what_ends()} now.")
+            if signum == signal.SIGINT and is_interactive():
                 raise KeyboardInterrupt
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
@@ -269,10 +130,10 @@ def received_signal(trainer: L.Trainer, *, min_age: float = 0.0) -> signal.Signa
 
 def handles_signals() -> bool:
     """Return whether a `StopOnSignal` receives this process's signals: the training has begun."""
-    return any(_stopper(one) is not None for one in SIGNALS)
+    return any(stopper(one) is not None for one in SIGNALS)
 
 
-def _stopper(signum: int) -> StopOnSignal | None:
+def stopper(signum: int) -> StopOnSignal | None:
     """Return the callback that handles a signal, if one does."""
     handler = getattr(signal.getsignal(signum), "__self__", None)
     return handler if isinstance(handler, StopOnSignal) else None
@@ -283,20 +144,20 @@ def _has_launcher() -> bool:
     return any(name in os.environ for name in LAUNCHERS)
 
 
-def _is_interactive() -> bool:
+def is_interactive() -> bool:
     """Return whether this is a notebook or a Python prompt, which outlives a run."""
     return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
 def _what_ends() -> str:
-    return "the run" if _is_interactive() else "the process"
+    return "the run" if is_interactive() else "the process"
 
 
 def _echo_seconds() -> float:
     return ECHO_SECONDS_OF_LAUNCHER if _has_launcher() else ECHO_SECONDS
 
 
-def _write_stderr(message: str) -> None:
+def write_stderr(message: str) -> None:
     """Write unbuffered: a signal handler may interrupt a print or a log call.
 
     Ctrl-C also ends a program that reads the output, as ``tee``, and often sooner.
@@ -305,7 +166,7 @@ def _write_stderr(message: str) -> None:
         os.write(2, f"\n{message}\n".encode())
 
 
-def _show_cursor() -> None:
+def show_cursor() -> None:
     """Undo what a live progress bar does to a terminal; at such an end it cannot."""
     with suppress(OSError):
         if os.isatty(1):

@@ -23,11 +23,11 @@ from lit_grpo.types.keywords import checks_keywords
 log = logging.getLogger(__name__)
 
 SPARE_SECONDS = 60.0
-"""Time to leave a step, to close engines and loggers, and for what takes longer than it did."""
+"""Time to abandon a step and to close engines and loggers, and a margin."""
 SAVES = 2.0
 """How much longer the last checkpoint may take than the longest so far."""
 UNBROKEN_STAGES = ("logprob", "update")
-"""Stages within which a step is not left."""
+"""Stages within which a step is not abandoned."""
 
 
 @checks_keywords
@@ -35,30 +35,30 @@ UNBROKEN_STAGES = ("logprob", "update")
 class StopAtTimeLimit(StopAtSafePoints):
     """End a run in time for its last checkpoint, with exit code 7.
 
-    The limits are ``trainer.max_time``, which counts all parts of a run together, and ``leave_by``.
-    For the latter, a run leaves when the time left is twice its longest checkpoint, plus its
+    The limits are ``trainer.max_time``, which counts all parts of a run together, and ``stop_by``.
+    For the latter, a run stops when the time left falls to twice its longest checkpoint, plus its
     longest update and a minute. A step or a validation that samples or waits is left
     undone, and a resumed run repeats it.
 
     Args:
-        leave_by: ``auto`` for the end of the SLURM job, if the run is in one; ``never``; or a time
+        stop_by: ``auto`` for the end of the SLURM job, if the run is in one; ``never``; or a time
             such as ``2026-11-24T08:00``, local unless it has a time zone.
-        requeue: Queue the SLURM job again if the run was ended by ``leave_by`` or by SIGUSR1.
+        requeue: Queue the SLURM job again if the run was ended by ``stop_by`` or by SIGUSR1.
 
     Raises:
-        UserError: ``leave_by`` is none of these, or has passed.
+        UserError: ``stop_by`` is none of these, or has passed.
     """
 
-    def __init__(self, leave_by: str = "auto", requeue: bool = False) -> None:
+    def __init__(self, stop_by: str = "auto", requeue: bool = False) -> None:
         self.requeue = requeue
-        self._is_of_job = leave_by == "auto"
-        self._end = job_end_time() if self._is_of_job else _parse(leave_by)
+        self._is_of_job = stop_by == "auto"
+        self._end = job_end_time() if self._is_of_job else _parse(stop_by)
         self._update_seconds = 0.0
         self._longest_update = 0.0
         self._first_step = 0
         """Rollout steps that were finished before this process."""
         self._has_left = False
-        """Whether ``leave_by`` ended the run."""
+        """Whether ``stop_by`` ended the run."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if why := trainer.strategy.broadcast(_why_timer(trainer)):  # earlier parts took all of it
@@ -117,14 +117,14 @@ class StopAtTimeLimit(StopAtSafePoints):
         if time.time() + needed < self._end:
             return ""
         end = f"{datetime.fromtimestamp(self._end):%Y-%m-%d %H:%M:%S}"
-        return f"the SLURM job ends at {end}" if self._is_of_job else f"leave_by is {end}"
+        return f"the SLURM job ends at {end}" if self._is_of_job else f"stop_by is {end}"
 
 
 def requeue_if_asked(trainer: L.Trainer) -> None:
     """Queue the SLURM job of a run again, once the run is over, if that is configured."""
-    for leaving in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(leaving, StopAtTimeLimit) and trainer.is_global_zero:
-            leaving.requeue_if_due(trainer)
+    for limit in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(limit, StopAtTimeLimit) and trainer.is_global_zero:
+            limit.requeue_if_due(trainer)
 
 
 def _why_timer(trainer: L.Trainer) -> str:
@@ -153,16 +153,16 @@ def with_more_time(resume_with: str, trainer: L.Trainer) -> str:
     return resume_with
 
 
-def _parse(leave_by: str) -> float | None:
+def _parse(stop_by: str) -> float | None:
     """Return a time in seconds since the epoch; None for ``never``."""
-    if leave_by == "never":
+    if stop_by == "never":
         return None
     try:
-        end = datetime.fromisoformat(leave_by).timestamp()
+        end = datetime.fromisoformat(stop_by).timestamp()
     except (TypeError, ValueError):
         rule = "auto, never, or a time such as 2026-11-24T08:00"
-        raise setting_error("leave_by", rule, leave_by) from None
+        raise setting_error("stop_by", rule, stop_by) from None
     if end <= time.time():
         now = f"{datetime.now().astimezone():%Y-%m-%dT%H:%M%z}"
-        raise setting_error("leave_by", "in the future", leave_by, f"it is {now}")
+        raise setting_error("stop_by", "in the future", stop_by, f"it is {now}")
     return end

@@ -31,10 +31,10 @@ NUM_SNAPSHOTS = 20
 """Snapshots of the run within the shortest time that may be a stall."""
 BUSY_PATIENCE = 4
 """A process that computes is ended after this many times the time that is a stall."""
-LEAVE_SECONDS = 30.0
-"""Time for the main thread to begin to leave; if it is stuck, the process is ended."""
+STOP_SECONDS = 30.0
+"""Time for the main thread to start stopping; after it the process is killed as stuck."""
 SAVE_SECONDS = 1800.0
-"""Time to leave, save and close."""
+"""Time to abandon the step, save and close."""
 
 
 @checks_keywords
@@ -51,9 +51,9 @@ class StallWatchdog(StopAtSafePoints):
     Args:
         action: ``warn`` only reports. ``stop`` also ends a run that looks like a deadlock, with
             exit code 8, and one that computes after four times as long. The step is left undone,
-            with a checkpoint; a process whose main thread is stuck, or waits for another rank that
-            is, is ended without a new one. So is one that a signal was to end, with either action,
-            half a minute after the signal at the earliest.
+            with a checkpoint. If the main thread is stuck, or waits for a rank whose main thread
+            is, the process is killed without a new checkpoint. With either action, so is a process
+            that is stuck after a signal, half a minute after the signal at the earliest.
         min_seconds: Shortest time without progress that is a stall.
         first_seconds: The same for the first stage of each kind, which may compile or wait for
             servers, and between stages.
@@ -154,7 +154,7 @@ class StallWatchdog(StopAtSafePoints):
 
     def _is_to_end(self, trainer: L.Trainer) -> bool:
         """Return whether the run is to end if it is stuck."""
-        return self.action == "stop" or received_signal(trainer, min_age=LEAVE_SECONDS) is not None
+        return self.action == "stop" or received_signal(trainer, min_age=STOP_SECONDS) is not None
 
     def _allowed_seconds(self, name: str) -> float:
         """Return how long a stage may make no progress."""
@@ -181,8 +181,8 @@ class StallWatchdog(StopAtSafePoints):
     def _end(self, trainer: L.Trainer, is_over: threading.Event) -> None:
         """End the run in its main thread, or the process if that is stuck."""
         self._why = self._message
-        is_over.wait(LEAVE_SECONDS)
-        if get_stop_reason(trainer) is not None:  # it is leaving
+        is_over.wait(STOP_SECONDS)
+        if get_stop_reason(trainer) is not None:  # it is stopping
             is_over.wait(SAVE_SECONDS)
         if not is_over.is_set():
             _end_process(trainer)

@@ -113,10 +113,10 @@ def check_overlap(
 
 
 def refuse_averages(trainer: L.Trainer, engine: RolloutEngine) -> None:
-    """Refuse averages of weights in validations with an engine that keeps its own weights.
+    """Refuse averages of weights with an engine that keeps a copy of the weights.
 
-    They take the place of the policy's for a validation. The engine would sample the next rollout
-    step with them, as it already has weights of this version.
+    A validation swaps in the averages, and the engine would sample the next rollout step with them,
+    since the version of the weights is the same.
 
     Raises:
         UserError: a callback averages weights, and the engine does not sample with the policy.

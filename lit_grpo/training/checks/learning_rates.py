@@ -31,10 +31,10 @@ def warn_of_learning_rate(trainer: L.Trainer, module: Any) -> None:
 
 @rank_zero_only
 def warn_of_rate(optimizer: Optimizer, module: Any) -> None:
-    """Warn of a learning rate of 0, or of one of Adam or a relative that is far from the usual.
+    """Warn of a learning rate of 0, and with Adam and its variants of an unusual one.
 
-    The latter is above 1, such as 1e4 for 1e-4, or torch's own, which nobody has set, or with LoRA
-    the usual one of all weights.
+    Unusual are rates above 1, such as 1e4 for 1e-4; torch's default, if none was set; and with LoRA
+    a rate for full fine-tuning.
     """
     wrapped = getattr(optimizer, "optimizer", optimizer)  # by DeepSpeed
     groups = optimizer.param_groups

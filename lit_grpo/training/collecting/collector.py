@@ -31,7 +31,7 @@ from lit_grpo.training.metrics import (
 )
 from lit_grpo.training.seeds import SeedPurpose, seed_everything
 from lit_grpo.training.stages import StageEvents
-from lit_grpo.training.waiting import StepAbandoned, Waiting, abandon_if_failed
+from lit_grpo.training.waiting import RankWaits, StepAbandoned, abandon_if_failed
 from lit_grpo.types import Prompt, RolloutBatch, StageProgress
 from lit_grpo.types.errors import EngineBug
 
@@ -68,7 +68,7 @@ class Collector:
         self._advantage = advantage
         self._max_head_offpolicyness = max_head_offpolicyness
         self._max_refill_rounds = max_refill_rounds
-        self._waiting = Waiting(events)
+        self._waiting = RankWaits(events)
         self._gate = ScoreGate(self._waiting, outage)
         self._factory = RolloutFactory(
             engine=engine, rewards=rewards, sampling=sampling, group_size=group_size

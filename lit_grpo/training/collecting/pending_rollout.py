@@ -76,7 +76,7 @@ class PendingRollout:
 
     Args:
         scoring: Takes the completions; None without prompts.
-        sample: Starts the engine's generation.
+        generate: Starts the engine's generation.
         samples_in_thread: Whether the engine can sample while the main thread does other work.
     """
 
@@ -84,7 +84,7 @@ class PendingRollout:
         self,
         prompts: Sequence[Prompt],
         scoring: Scoring | None,
-        sample: Callable[[], Iterator[tuple[int, Completion]]],
+        generate: Callable[[], Iterator[tuple[int, Completion]]],
         *,
         samples_in_thread: bool,
     ) -> None:
@@ -92,7 +92,7 @@ class PendingRollout:
         self.scoring = scoring
         self.engine_failure: EngineFailed | EngineBug | None = None
         """Why the engine gave up; None if it did not."""
-        self._sample = sample
+        self._generate = generate
         self._samples_in_thread = samples_in_thread
         self._sampling: Future[None] | None = None
         self._is_cancelled = False
@@ -101,7 +101,7 @@ class PendingRollout:
 
     def start(self) -> None:
         """Start sampling in a thread."""
-        self._sampling = run_in_daemon_thread(self._sample_and_score, "rollout")
+        self._sampling = run_in_daemon_thread(self._run, "rollout")
 
     def sample_or_wait(self, seconds: float) -> bool:
         """Sample here, or wait for the thread that does, until the rewards have every completion.
@@ -118,7 +118,7 @@ class PendingRollout:
             self.start()
         if self._sampling is None:
             if not self._is_sampled:  # another rank may have made this one wait again
-                self._sample_and_score()
+                self._run()
                 self._is_sampled = True
             return True
         if not is_done(self._sampling, seconds):
@@ -136,7 +136,7 @@ class PendingRollout:
         if self.scoring is not None:
             self.scoring.cancel()
 
-    def _sample_and_score(self) -> None:
+    def _run(self) -> None:
         if self.scoring is None:
             return
         try:
@@ -147,7 +147,7 @@ class PendingRollout:
             self.engine_failure = EngineFailed(str(error))  # a subclass may not be picklable
 
     def _until_cancelled(self) -> Iterator[tuple[int, Completion]]:
-        for row, completion in self._sample():
+        for row, completion in self._generate():
             if self._is_cancelled:
                 return
             yield row, completion

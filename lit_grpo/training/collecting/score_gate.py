@@ -23,7 +23,7 @@ from lit_grpo.training.collecting.score_status import (
     over_ranks,
     score_status,
 )
-from lit_grpo.training.waiting import StepAbandoned, Waiting, abandon_if_failed
+from lit_grpo.training.waiting import RankWaits, StepAbandoned, abandon_if_failed
 from lit_grpo.types import RolloutBatch, check_range
 from lit_grpo.types.field_types import check_fields
 from lit_grpo.types.keywords import checks_keywords
@@ -84,7 +84,7 @@ class OutagePolicy:
 class ScoreGate:
     """Wait until enough rows of a rollout step have scores, together on all ranks."""
 
-    def __init__(self, waiting: Waiting, outage: OutagePolicy) -> None:
+    def __init__(self, waiting: RankWaits, outage: OutagePolicy) -> None:
         self._waiting = waiting
         self._outage = outage
         self._has_worked: frozenset[str] = frozenset()

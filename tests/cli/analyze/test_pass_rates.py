@@ -21,7 +21,7 @@ from tiny import LLAMA
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.analyze import pass_rates
+from lit_grpo.cli.analyze import cached_sampling
 from lit_grpo.data import PromptData
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rollout import HFEngine
@@ -132,7 +132,7 @@ def mixture(**where: dict) -> dict:
 def test_the_pass_rate_of_each_row_is_that_of_the_scores_of_its_completions(
     policy, here, capsys, monkeypatch
 ):
-    monkeypatch.setattr(pass_rates, "COMPLETIONS_AT_ONCE", 18)  # three rows
+    monkeypatch.setattr(cached_sampling, "COMPLETIONS_AT_ONCE", 18)  # three rows
     before = pq.read_table("data/train.parquet")
     others = {path.name: path.read_bytes() for path in (here / "data").glob("[hv]*")}
     (here / "data/notes.txt").write_text("mine")
@@ -243,7 +243,7 @@ def test_a_second_start_after_a_kill_samples_only_what_is_missing(
     policy, here, capsys, monkeypatch
 ):
     """The reward waits, so that the process is killed when three rows are sampled."""
-    monkeypatch.setattr(pass_rates, "COMPLETIONS_AT_ONCE", 18)
+    monkeypatch.setattr(cached_sampling, "COMPLETIONS_AT_ONCE", 18)
     (here / "slow_rewards.py").write_text(SLOW)
     words = ["--policy", str(policy), "--samples", "6", "--config", "my.yaml"]
     words.append("--model.rewards=[slow_rewards.Slow]")

@@ -12,7 +12,7 @@ import torch
 from processes import kill_group, start
 
 from lit_grpo.__main__ import main
-from lit_grpo.runs.checkpoints.atomic_save import find_leftovers, saving, settle
+from lit_grpo.runs.checkpoints.atomic_save import clean_up_killed_saves, find_leftovers, saving
 from lit_grpo.runs.checkpoints.files import read_manifest, why_unusable
 from lit_grpo.runs.checkpoints.resume import find_checkpoint
 from lit_grpo.runs.checkpoints.writer import CheckpointWriter, move_directory
@@ -176,7 +176,7 @@ def test_a_save_that_runs_is_left_alone_until_its_process_is_gone(tmp_path, monk
     try:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "saving\n"
-        settle(directory)
+        clean_up_killed_saves(directory)
         assert [path.name for path in find_leftovers(directory)] == ["step_000009.ckpt.partial"]
         assert main(["checkpoints", str(tmp_path)]) == 0
         assert "A checkpoint is being written: step_000009.ckpt.partial" in capsys.readouterr().out
@@ -187,7 +187,7 @@ def test_a_save_that_runs_is_left_alone_until_its_process_is_gone(tmp_path, monk
     assert (
         "Left by a save that was killed: step_000009.ckpt.partial (0 B" in capsys.readouterr().out
     )
-    settle(directory)
+    clean_up_killed_saves(directory)
     assert sorted(path.name for path in directory.iterdir()) == [NAME]
 
 

@@ -53,7 +53,7 @@ def test_a_run_leaves_by_a_time_with_a_checkpoint_and_queues_its_job_again(tmp_p
     trainer = train(leaving, Checkpoints(dirpath=str(tmp_path)))
     reason = get_stop_reason(trainer)
     assert (reason.exit_code, trainer.global_step) == (ExitCode.TIME_IS_UP, 1)
-    assert reason.message.startswith("Ended after 1 rollout step: leave_by is 20")
+    assert reason.message.startswith("Ended after 1 rollout step: stop_by is 20")
     assert (tmp_path / "last.ckpt").exists()
     requeue_if_asked(trainer)
     assert requeued == ["job"]
@@ -107,8 +107,8 @@ def test_the_end_of_a_slurm_job_is_a_limit_unless_it_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("tomorrow", r"leave_by must be auto, never, or a time such as .*, got tomorrow"),
-        ("2020-01-01T08:00", r"leave_by must be in the future, got 2020-01-01T08:00 \(it is 2"),
+        ("tomorrow", r"stop_by must be auto, never, or a time such as .*, got tomorrow"),
+        ("2020-01-01T08:00", r"stop_by must be in the future, got 2020-01-01T08:00 \(it is 2"),
     ],
 )
 def test_a_time_that_is_none_or_has_passed_is_refused(value, message):

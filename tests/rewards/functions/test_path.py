@@ -2,7 +2,7 @@
 
 import pytest
 
-from lit_grpo.rewards.function_path import load_function
+from lit_grpo.rewards.functions.path import load_function
 from lit_grpo.types import UserError
 
 MODULE = """

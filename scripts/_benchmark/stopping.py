@@ -1,4 +1,4 @@
-"""Measure how soon a run leaves at SIGTERM, besides its save: while it samples, scores, or waits.
+"""Measure how soon a run ends at SIGTERM, apart from its save: while it samples, scores, or waits.
 
 The runs are real, with all their processes; the server does not answer any more.
 """
@@ -25,8 +25,8 @@ from killed_run import kill, stage_of
 SCRIPTS = Path(__file__).parents[1]
 SUPPORT = SCRIPTS.parent / "tests" / "support"
 SAVE_FILE = "save_seconds"
-LEAVING_SECONDS = 10.0
-"""Within this time a run must have left, besides its save."""
+STOP_SECONDS = 10.0
+"""Within this time a run must have ended, apart from its save."""
 MAX_SECONDS = 300
 STEADY_SECONDS = 2.0
 """Time in a stage before the signal."""
@@ -79,8 +79,8 @@ class SaveSeconds(L.Callback):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left:
-    """How a run has left."""
+class Stopped:
+    """How a run ended."""
 
     exit_code: int
     seconds: float
@@ -88,34 +88,34 @@ class Left:
     save_seconds: float
 
 
-def compare_leaving(rounds: int) -> Iterator[Result]:
+def compare_stopping(rounds: int) -> Iterator[Result]:
     """Compare the seconds to the exit, without the save, with the limit."""
     for num_processes in (1, 2):
         for place in PLACES:
-            lefts = [leave(place, num_processes) for _ in range(rounds)]
-            wrong = [one.exit_code for one in lefts if one.exit_code != 128 + signal.SIGTERM]
+            stops = [stop(place, num_processes) for _ in range(rounds)]
+            wrong = [one.exit_code for one in stops if one.exit_code != 128 + signal.SIGTERM]
             if wrong:
-                raise RuntimeError(f"a run that was to leave while {place} ended with {wrong[0]}")
-            seconds = [one.seconds - one.save_seconds for one in lefts]
+                raise RuntimeError(f"a run that was to stop while {place} ended with {wrong[0]}")
+            seconds = [one.seconds - one.save_seconds for one in stops]
             processes = "1 process" if num_processes == 1 else f"{num_processes} processes"
             yield Result(
-                figure="leaving",
+                figure="stopping",
                 case=f"while {place}, {processes}",
-                against="the time within which a run must leave at SIGTERM, besides its save",
+                against="the time within which a run must end at SIGTERM, apart from its save",
                 ours=median(seconds),
-                other=LEAVING_SECONDS,
+                other=STOP_SECONDS,
                 unit="s",
                 target=1.0,
                 details={
                     "": {
                         "slowest (s)": max(seconds),
-                        "save (s)": median(one.save_seconds for one in lefts),
+                        "save (s)": median(one.save_seconds for one in stops),
                     }
                 },
             )
 
 
-def leave(place: str, num_processes: int) -> Left:
+def stop(place: str, num_processes: int) -> Stopped:
     """Start a run, send its first process SIGTERM in a stage, and wait for its exit.
 
     Raises:
@@ -137,7 +137,7 @@ def leave(place: str, num_processes: int) -> Left:
             said = Path(directory, "said.txt").read_text()
             raise RuntimeError(f"the run ended with exit code {exit_code} and no teardown:\n{said}")
         save_seconds = float(saved.read_text())
-    return Left(exit_code=exit_code, seconds=seconds, save_seconds=save_seconds)
+    return Stopped(exit_code=exit_code, seconds=seconds, save_seconds=save_seconds)
 
 
 def _start(
@@ -152,7 +152,7 @@ def _start(
             "enable_progress_bar": False,
             "callbacks": [
                 {"class_path": "killed_run.StageFile"},
-                {"class_path": "_benchmark.leaving.SaveSeconds"},
+                {"class_path": "_benchmark.stopping.SaveSeconds"},
                 *callbacks,
             ],
         },

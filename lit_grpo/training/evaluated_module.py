@@ -36,7 +36,7 @@ from lit_grpo.training.checks.compatibility import (
     refuse_other_loader,
     warn_without_validation,
 )
-from lit_grpo.training.checks.gathering import report_gathering
+from lit_grpo.training.checks.gathered_weights import report_gathering
 from lit_grpo.training.checks.learning_rates import warn_of_learning_rate
 from lit_grpo.training.checks.watched_metrics import check_monitors, warn_if_never_checked
 from lit_grpo.training.collecting.checked_engine import load_weights

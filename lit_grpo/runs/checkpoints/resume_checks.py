@@ -12,7 +12,7 @@ from lit_grpo.runs.files.event_log import NAME as EVENTS
 from lit_grpo.types import UserError, setting_error
 
 
-def refuse_unfit(
+def check_checkpoint_fits(
     checkpoint: str, *, is_grpo: bool, max_steps: int = -1, max_epochs: int | None = None
 ) -> None:
     """Check that a run can resume from a checkpoint, before a model is loaded.
@@ -53,7 +53,7 @@ def refuse_unfit(
             raise setting_error(f"trainer.{name}", f">= {taken[name]}", limit, why)
 
 
-def refuse_unlike(checkpoint: str | Path | None) -> None:
+def check_same_checkpoint_on_ranks(checkpoint: str | Path | None) -> None:
     """Check that all ranks resume from the same checkpoint; every rank must call this.
 
     Machines that do not share the run directory may have different ones, and those without would
@@ -76,7 +76,7 @@ def refuse_unlike(checkpoint: str | Path | None) -> None:
         )
 
 
-def refuse_used(run_dir: Path, resume_with: str) -> None:
+def check_run_dir_is_new(run_dir: Path, resume_with: str) -> None:
     """Check that a new run would overwrite nothing.
 
     Args:

@@ -9,11 +9,11 @@ import torch
 from empty_checkpoints import write_empty
 from forked import run_in_processes
 
-from lit_grpo.runs.checkpoints.refusals import (
+from lit_grpo.runs.checkpoints.resume_checks import (
+    check_checkpoint_fits,
+    check_run_dir_is_new,
+    check_same_checkpoint_on_ranks,
     enclosing_run,
-    refuse_unfit,
-    refuse_unlike,
-    refuse_used,
 )
 from lit_grpo.types import UserError
 
@@ -31,24 +31,24 @@ def test_a_checkpoint_of_another_kind_of_training_is_refused(here):
     torch.save({"loops": {}}, sft)
     torch.save({"state_dict": {}}, other)
     for path in (grpo, other, str(here / "nowhere")):
-        refuse_unfit(path, is_grpo=True)
-    refuse_unfit(sft, is_grpo=False)
+        check_checkpoint_fits(path, is_grpo=True)
+    check_checkpoint_fits(sft, is_grpo=False)
     with pytest.raises(ValueError, match=r"written by lit-grpo sft.*policy.path to .*/final"):
-        refuse_unfit(sft, is_grpo=True)
+        check_checkpoint_fits(sft, is_grpo=True)
     with pytest.raises(ValueError, match="written by lit-grpo fit"):
-        refuse_unfit(grpo, is_grpo=False)
+        check_checkpoint_fits(grpo, is_grpo=False)
 
 
 @pytest.mark.parametrize("left", ["metrics.csv", "checkpoints/last.ckpt"])
 def test_a_new_run_in_a_directory_with_results_is_refused(left, here):
     write_empty(here / "run" / "config.yaml", here / "run" / "run.log")
-    refuse_used(here / "run", "resume it so")
+    check_run_dir_is_new(here / "run", "resume it so")
     write_empty(here / "run" / left)
     how = (
         "It has no checkpoint: .* ckpt_path to auto" if "csv" in left else "Resume it: resume it so"
     )
     with pytest.raises(ValueError, match=f"already holds a run, .* {how}"):
-        refuse_used(here / "run", "resume it so")
+        check_run_dir_is_new(here / "run", "resume it so")
 
 
 def go_on(store: Path, checkpoints: list[Path | None], rank: int) -> str:
@@ -57,7 +57,7 @@ def go_on(store: Path, checkpoints: list[Path | None], rank: int) -> str:
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2
     )
     try:
-        refuse_unlike(checkpoints[rank])
+        check_same_checkpoint_on_ranks(checkpoints[rank])
     except UserError as error:
         return str(error)
     finally:

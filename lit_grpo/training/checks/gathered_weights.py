@@ -18,14 +18,14 @@ SERVERS = "Servers need no such copy (model.engine, such as --config engines/vll
 def report_gathering(policy: Policy) -> None:
     """Log what each rank gathers for a rollout; warn if a GPU has no room for it.
 
-    Once the weights are divided: before that a GPU has more of them.
+    Call it after the weights have been divided: before that, less memory is free.
     """
     size = policy.sharding.gathered_bytes(policy.model)
     if not size:
         return
     rank_zero_only(log.info)(
-        "the policy samples itself: for each rollout and validation every rank gathers all of its "
-        "weights, %s beside its own part. %s",
+        "the engine samples with the sharded policy: for each rollout and validation every rank "
+        "gathers all of its weights, %s in addition to its own part. %s",
         *(_gib(size), SERVERS),
     )
     free = _free_bytes(compute_device(policy.model))

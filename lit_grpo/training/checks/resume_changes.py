@@ -35,8 +35,8 @@ REWARD_CODE = "rewards.code"
 OBJECTIVE_CODE = "objective.code"
 """Key of the checksums of the code of the user's functions in the objective, which may change."""
 CARRIED = ".settings"
-"""End of the keys of what a user's function carries, such as arguments of a partial. It may change,
-since an object may count or remember."""
+"""Suffix of keys for values bound to a user's function, such as arguments of a partial. They may
+change, since an object may keep state."""
 
 
 def plain_settings(owner: object, names: Iterable[str]) -> dict[str, Any]:

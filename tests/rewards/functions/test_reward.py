@@ -6,30 +6,13 @@ from dataclasses import replace
 
 import jsonargparse
 import pytest
+from reward_functions import CHAT, accuracy, compute_score, run, verl_row
 from tiny import completion, prompt
 
 from lit_grpo.rewards import FormatReward, FunctionReward, MathReward, Reward
-from lit_grpo.rewards.function import as_reward
+from lit_grpo.rewards.functions.reward import as_reward
 from lit_grpo.rewards.scoring.suite import RewardSuite
-from lit_grpo.types import Prompt, UserError
-
-CHAT = Prompt(
-    id="chat",
-    text="<user>1+1=",
-    token_ids=(1,),
-    messages=({"role": "user", "content": "1+1="},),
-    answer="2",
-    columns={"level": 3},
-)
-
-
-def run(reward, one, *texts):
-    with RewardSuite([reward]) as suite:
-        return suite.score([one], [[completion([5, 6], text=text) for text in texts]])
-
-
-def accuracy(completions, answer, **kwargs):
-    return [float(text == gold) for text, gold in zip(completions, answer, strict=True)]
+from lit_grpo.types import UserError
 
 
 async def slow_accuracy(completions, answer, scale=1.0, **kwargs):
@@ -102,83 +85,6 @@ def test_a_function_may_change_the_lists_of_its_settings_and_gets_only_what_it_n
         assert run(reward, row, "2", "3").rewards.tolist() == [[2.0, 2.0]]
 
 
-def test_conversational_prompt_gives_lists_of_messages():
-    def look(prompts, completions, level, **kwargs):
-        assert prompts == [[{"role": "user", "content": "1+1="}]] * 2
-        assert completions[1] == [{"role": "assistant", "content": "3"}]
-        return level
-
-    assert run(FunctionReward(look), CHAT, "2", "3").rewards.tolist() == [[3.0, 3.0]]
-
-
-def reads_a_conversation(completions, **columns):
-    return [float(one[0]["content"] == "2") for one in completions]
-
-
-def reads_a_text(completions, **columns):
-    return [float(one.strip() == "2") for one in completions]
-
-
-def searches_a_text(completions, **columns):
-    return [float(bool(re.search("2", one))) for one in completions]
-
-
-def counts_texts(completions, **columns):
-    return [1 / len({*completions})] * len(completions)
-
-
-def counts_messages(completions, **columns):
-    return [1 / len({one[0] for one in completions})] * len(completions)
-
-
-def has_another_bug(completions, **columns):
-    return [len(columns) + "2" for _ in completions]
-
-
-@pytest.mark.parametrize(
-    ("function", "row", "said"),
-    [
-        (reads_a_conversation, prompt("1"), "a text here, as the prompt is. With data.chat: true"),
-        (reads_a_text, CHAT, 'a conversation here, as the prompt is: its text is completion[0]["c'),
-        (searches_a_text, CHAT, "a conversation here, as the prompt is: its text is completion"),
-        (counts_texts, CHAT, "a conversation here, as the prompt is: its text"),
-        (counts_messages, CHAT, "a conversation here, as the prompt is: its text"),
-        (has_another_bug, CHAT, ""),
-        (has_another_bug, prompt("1"), ""),
-    ],
-)
-def test_a_function_that_takes_texts_for_conversations_is_told_what_they_are(function, row, said):
-    (score,) = run(FunctionReward(function), row, "2").groups[0].scores[function.__name__]
-    assert "Each completion is" in score.bug if said else "Each completion is" not in score.bug
-    assert said in score.bug
-
-
-@pytest.mark.parametrize(("answer", "value"), [('["8", "8.0"]', ["8", "8.0"]), ("8", 8)])
-def test_a_gold_answer_that_is_no_text_stays_what_it_is(answer, value):
-    given = []
-
-    def keeps(completions, answer):
-        given.extend(answer)
-        return [1.0 for _ in completions]
-
-    def keeps_truth(solution_str, ground_truth):
-        given.append(ground_truth)
-        return 1.0
-
-    one = replace(prompt("1", answer=answer), given_answer=value)
-    for function in (keeps, keeps_truth):
-        run(FunctionReward(function), one, "8")
-    run(FunctionReward(keeps), prompt("1", answer=answer), "8")
-    assert given == [value, value, answer]
-
-
-def test_column_called_answer_takes_precedence_over_the_gold_answer():
-    row = Prompt(
-        id="p", text="q", token_ids=(1,), answer="72", columns={"answer": "48 + 24 = 72 #### 72"}
-    )
-    assert run(FunctionReward(accuracy), row, "48 + 24 = 72 #### 72").rewards.tolist() == [[1.0]]
-
-
 def test_function_without_kwargs_gets_only_what_it_names():
     assert run(FunctionReward(only_completions), CHAT, "2").rewards.tolist() == [[1.0]]
 
@@ -216,12 +122,6 @@ def test_kwargs_that_the_function_does_not_take_are_refused(function, kwargs, me
 # verl's form
 
 
-def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    if data_source != "openai/gsm8k":
-        raise NotImplementedError(f"Reward function is not implemented for {data_source=}")
-    return 1.0 if solution_str.strip() == ground_truth else 0.0
-
-
 def with_details(data_source, solution_str, ground_truth, extra_info, format_score=0.1):
     right = solution_str == ground_truth
     score = 1.0 if right else format_score
@@ -235,16 +135,6 @@ def forgets_the_score(solution_str, **kwargs):
 async def asks_a_service(data_source, solution_str, ground_truth, extra_info, threshold=0.5):
     await asyncio.sleep(0)
     return {"score": float(len(solution_str) / 10 > threshold)}
-
-
-def verl_row(**columns):
-    """A row as verl's preprocessing of GSM8K writes it."""
-    given = {
-        "data_source": "openai/gsm8k",
-        "reward_model": {"style": "rule", "ground_truth": "72"},
-        "extra_info": {"split": "train", "index": 0},
-    }
-    return prompt(answer="gold", **(given | columns))
 
 
 def test_function_in_verls_form_works_unchanged():
@@ -268,36 +158,6 @@ def test_async_function_in_verls_form_works_unchanged():
     reward = FunctionReward(asks_a_service, reward_kwargs={"threshold": 0.2})
     assert run(reward, verl_row(), "123", "1").rewards.tolist() == [[1.0, 0.0]]
     assert reward.is_async
-
-
-def test_function_in_verls_form_gets_verls_four_arguments_and_no_column():
-    seen = []
-
-    def look(solution_str, **given):
-        seen.append(given | {"solution_str": solution_str})
-        return len(seen)
-
-    row = verl_row(ability="math")
-    assert run(FunctionReward(look), row, "a", "b").rewards.tolist() == [[1.0, 2.0]]
-    assert seen[1] == {
-        "data_source": "openai/gsm8k",
-        "solution_str": "b",
-        "ground_truth": "72",
-        "extra_info": {"split": "train", "index": 0},
-    }
-
-
-def test_ground_truth_is_the_gold_answer_without_a_reward_model_column():
-    row = prompt(answer="72", data_source="openai/gsm8k")
-    assert run(FunctionReward(compute_score), row, "72", "7").rewards.tolist() == [[1.0, 0.0]]
-
-
-def test_ground_truth_may_be_other_than_text():
-    def within(solution_str, ground_truth):
-        return float(ground_truth["low"] <= float(solution_str) <= ground_truth["high"])
-
-    row = verl_row(reward_model={"ground_truth": {"low": 1, "high": 2}})
-    assert run(FunctionReward(within), row, "1.5", "3").rewards.tolist() == [[1.0, 0.0]]
 
 
 def test_row_without_a_required_argument_of_verls_form_is_refused_before_training():

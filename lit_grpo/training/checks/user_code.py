@@ -29,7 +29,7 @@ def describe_reward_code(reward: Reward) -> str | None:
 
 
 def describe_function_code(function: Callable[..., Any]) -> str | None:
-    """Return the same for a function, or for an object that is called, or whose method is."""
+    """Return the same for a function, a callable object or a bound method."""
     called = undecorated(function)
     owner = called.__self__ if isinstance(called, MethodType) else called
     definition, code = defined_at(called)

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from torch import nn
 
-from lit_grpo.training.checks.same_run import (
+from lit_grpo.training.checks.resume_changes import (
     RunSettings,
     plain_settings,
     refuse_other_policy,

@@ -10,7 +10,9 @@ import pytest
 import torch
 from _checks import step_metrics
 from forked_ranks import Importer
-from left_runs import (
+from safetensors.torch import load_file
+from served_engines import PROGRAM
+from stopped_runs import (
     HELD_STEP,
     NEVER_READY,
     NUM_STEPS,
@@ -25,8 +27,6 @@ from left_runs import (
     with_server,
     words,
 )
-from safetensors.torch import load_file
-from served_engines import PROGRAM
 from worker_processes import wait_until
 
 from lit_grpo.stopping import ExitCode

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from forked_ranks import Importer, Ranks
-from left_runs import (
+from needs import needs_deepspeed
+from stopped_runs import (
     HELD_STEP,
     NEVER_READY,
     assert_same_runs,
@@ -24,7 +25,6 @@ from left_runs import (
     with_server,
     words,
 )
-from needs import needs_deepspeed
 from worker_processes import wait_until
 
 from lit_grpo.runs.checkpoints.files import why_unusable
@@ -218,7 +218,7 @@ def test_ranks_that_share_a_model_leave_what_one_of_them_waits_for(
 
 LIMITS = {
     "max_time": lambda: ("--trainer.max_time", "00:00:00:10"),
-    "leave_by": lambda: ("--leave_by", f"{datetime.now() + timedelta(seconds=75):%FT%T}"),
+    "stop_by": lambda: ("--stop_by", f"{datetime.now() + timedelta(seconds=75):%FT%T}"),
 }
 
 

@@ -11,8 +11,8 @@ from tiny import tiny_policy
 
 from lit_grpo.policy.sharding import Sharding
 from lit_grpo.rollout import HFEngine
-from lit_grpo.training.checks import gathering
-from lit_grpo.training.checks.gathering import report_gathering
+from lit_grpo.training.checks import gathered_weights
+from lit_grpo.training.checks.gathered_weights import report_gathering
 
 GIB = 2**30
 
@@ -23,7 +23,7 @@ def policy_that_gathers(size: int) -> SimpleNamespace:
 
 
 def on_a_gpu_with(monkeypatch, *, free: int, reserved: int, allocated: int) -> None:
-    monkeypatch.setattr(gathering, "compute_device", lambda model: torch.device("cuda", 0))
+    monkeypatch.setattr(gathered_weights, "compute_device", lambda model: torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated)

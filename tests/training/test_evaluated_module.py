@@ -14,7 +14,7 @@ from lit_grpo.rewards import Reward
 from lit_grpo.rollout import EngineFailed, HFEngine
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training import Evaluation
-from lit_grpo.training.validation import is_cut_short, stops_on_failure
+from lit_grpo.training.evaluated_module import is_cut_short, stops_on_failure
 from lit_grpo.training.waiting import StepAbandoned
 from lit_grpo.types import StopReason, UserCodeFailed
 from lit_grpo.types.errors import EngineBug

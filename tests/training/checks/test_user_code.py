@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 from lit_grpo.rewards import FunctionReward, LengthReward, MathReward, ProcessReward
-from lit_grpo.rewards.function_path import load_function
-from lit_grpo.training.checks.own_code import (
+from lit_grpo.rewards.functions.path import load_function
+from lit_grpo.training.checks.user_code import (
     describe_function_code,
     describe_reward_code,
     function_of,

@@ -12,7 +12,7 @@ from lit_grpo.objective import Objective
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rewards import Reward
 from lit_grpo.rollout import Sampling
-from lit_grpo.training.checks.ends import check_ends
+from lit_grpo.training.checks.end_tokens import check_ends
 from lit_grpo.types import UserError
 
 NOTHING = "nothing ends a completion: neither the tokenizer nor the model's config has"
