@@ -89,7 +89,10 @@ def _is_ours(kind: type) -> bool:
 
 
 def _overrides(kind: type) -> Iterator[tuple[str, type, type]]:
-    """Yield the hooks of the user's classes that override one of lit-grpo's: name, both classes."""
+    """Yield the hooks of the user's classes that override one of lit-grpo's: name, both classes.
+
+    The latter is the class that the user's extends, which may inherit the hook.
+    """
     ours = [one for one in kind.__mro__ if _is_ours(one)]
     chosen: set[str] = set()  # for which a class has named lit-grpo's own: no other is called
     for owner in kind.__mro__[: kind.__mro__.index(ours[0])]:
@@ -99,7 +102,7 @@ def _overrides(kind: type) -> Iterator[tuple[str, type, type]]:
             if str(getattr(hooks[name], "__module__", "")).startswith(OURS):
                 chosen.add(name)
             elif overridden is not None:
-                yield name, owner, overridden
+                yield name, owner, next(one for one in ours if issubclass(one, overridden))
 
 
 def _is_hook(name: str) -> bool:

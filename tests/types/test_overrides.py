@@ -50,9 +50,9 @@ def logged(function):
     ("hook", "message"),
     [
         ("on_train_start", r"overrides GRPOModule\.on_train_start.* this in a callback\.$"),
-        ("on_save_checkpoint", r"overrides ResumableGRPO\.on_save_checkpoint"),
+        ("on_save_checkpoint", r"overrides GRPOModule\.on_save_checkpoint"),
         ("on_validation_epoch_end", "Add the call, or"),
-        ("validation_step", r"overrides EvaluatedModule\.validation_step"),
+        ("validation_step", r"overrides GRPOModule\.validation_step"),
         ("setup", r"overrides GRPOModule\.setup"),
         ("training_step", r"Add the call; a loss of your own is objective=Objective\(function"),
         ("configure_optimizers", r"or pass optimizer=functools\.partial\(torch.optim\.AdamW"),
