@@ -133,7 +133,7 @@ def importing() -> Iterator[None]:
         return
     gc.disable()
     try:
-        with leaving_at_once():
+        with exiting_at_once():
             yield
     finally:
         gc.freeze()
@@ -141,7 +141,7 @@ def importing() -> Iterator[None]:
 
 
 @contextmanager
-def leaving_at_once() -> Iterator[None]:
+def exiting_at_once() -> Iterator[None]:
     """End the process at Ctrl-C without an exception.
 
     Do nothing in a notebook, or where a caller handles the signal.

@@ -149,7 +149,7 @@ def test_a_thread_that_hangs_does_not_keep_the_process_or_change_its_exit_code()
 
 SWALLOWS = """
 import os, signal, sys
-from lit_grpo.__main__ import stopping_at_once
+from lit_grpo.__main__ import exiting_at_once
 
 class Prints:
     def __str__(self):
@@ -163,7 +163,7 @@ def interrupted():
         print("swallowed", flush=True)
 
 interrupted()
-with leaving_at_once():
+with exiting_at_once():
     interrupted()
 """
 

@@ -85,7 +85,7 @@ COVERED: dict[str, tuple[list[str], ...]] = {
         *steps(["plain"])[1:],
     ),
     "LoRA, `HFEngine`": steps(["files, lora"]),
-    "prompts that rows share": steps(["plain"]),
+    "shared prompts in the cache": steps(["plain"]),
     "references of every kind": steps(REFERENCES),
     "every [preset]": (
         [f"{PRESET}[grpo-fsdp2]"],

@@ -7,9 +7,8 @@ from typing import Any
 
 from tiny import LLAMA
 
-SOURCE: dict[str, Any] = {
-    "data": {"class_path": "PromptData", "init_args": {"train": "rows.jsonl"}}
-}
+DATA: dict[str, Any] = {"class_path": "PromptData", "init_args": {"train": "rows.jsonl"}}
+SOURCE = {"data": DATA}
 
 
 def config(**wrong: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import yaml
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.file_options import parse_options
-from lit_grpo.cli.prepare.command import _cache, _order
+from lit_grpo.cli.prepare.command import _cache, _options
 from lit_grpo.cli.prepare.recipe import read_recipe
 from lit_grpo.data.rows.prepared import find_prepared
 
@@ -88,10 +88,10 @@ def test_flags_change_the_recipe_and_json_is_the_manifest(here, capsys):
 def test_the_other_flags_reach_what_they_are_for(here):
     flags = "--only_cached --sft --duplicates refuse --near_duplicates ignore"
     arguments = ["--preset", "open_only", "--out", "o", "--bad_rows", "drop", *flags.split()]
-    order = _order(parse_options("prepare", arguments))
+    order = _options(parse_options("prepare", arguments))
     assert (order.only_cached, order.sft, order.bad_rows) == (True, True, "drop")
     assert (order.recipe.duplicates.exact, order.recipe.duplicates.near) == ("refuse", "ignore")
-    plain = _order(parse_options("prepare", ["--out", "o"]))
+    plain = _options(parse_options("prepare", ["--out", "o"]))
     assert plain.recipe.duplicates.near == "report"
 
 

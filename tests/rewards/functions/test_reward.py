@@ -212,7 +212,7 @@ def test_a_wrong_result_names_the_function_its_line_and_what_to_return(function,
     line = scores_one.__code__.co_firstlineno
     batch = run(FunctionReward(function, name="mine"), prompt(answer="2"), "2", "3")
     (score, _) = batch.groups[0].scores["mine"]
-    assert re.match(shown.format(file=r"\S*test_function\.py", line=line), score.detail)
+    assert re.match(shown.format(file=r"\S*test_reward\.py", line=line), score.detail)
     assert score.detail == score.bug
     if function is not score_of_a_list:
         assert "one completion at a time, let a function take solution_str" in score.detail

@@ -43,7 +43,7 @@ def test_a_gpu_without_room_for_the_whole_policy_is_warned_of(
     on_a_gpu_with(monkeypatch, free=10 * GIB, reserved=9 * GIB, allocated=allocated)
     report_gathering(policy_that_gathers(14 * GIB))
     said, *warned = caplog.messages
-    assert "14 GiB beside its own part. Servers need no such copy" in said
+    assert "14 GiB in addition to its own part. Servers need no such copy" in said
     assert [line[:58] for line in warned] == warns * [
         "the whole policy has 14 GiB, and only 13 GiB are free on t"
     ]
