@@ -11,7 +11,7 @@ import psutil
 import pytest
 from engine_runs import command, num_steps, start
 from forked_ranks import Importer
-from vllm_environment import needs_vllm
+from vllm_environment import VLLM_PROGRAM, needs_vllm
 from vllm_settings import ARCHITECTURE, ENV
 from worker_processes import is_alive, wait_until
 
@@ -48,6 +48,7 @@ def training(engine, directory, importer: Importer):
     settings = dict(GRPO)
     if engine == "VLLMServerEngine":
         settings["model.engine.init_args.directory"] = None  # a temporary one must be removed, too
+        settings["model.engine.init_args.launch.program"] = VLLM_PROGRAM
     (directory / "tmp").mkdir()
     words = command("fit", "quickstart", settings, engine=engine)
     variables = {"TMPDIR": str(directory / "tmp")}

@@ -4,7 +4,7 @@ import pytest
 from _checks import step_metrics
 from engine_runs import command
 from safetensors.torch import load_file
-from vllm_environment import needs_vllm
+from vllm_environment import VLLM_PROGRAM, needs_vllm
 from vllm_settings import ENV
 
 pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -18,6 +18,7 @@ SETTINGS = {
     "model.policy.lora": None,
     "model.update.minibatches": 2,
     "model.engine.init_args.weight_sync": "full",
+    "model.engine.init_args.launch.program": VLLM_PROGRAM,
     "model.engine.init_args.weight_check.every": 1,
 }
 

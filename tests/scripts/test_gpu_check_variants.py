@@ -59,7 +59,9 @@ def test_steps_with_deepspeed_and_with_weights_in_host_memory_train(tmp_path):
     assert {*found.values()} == {"passed"}
 
 
-@pytest.mark.parametrize(("device", "seconds"), [("cpu", 5), ("pretend", 60)])
+@pytest.mark.parametrize(
+    ("device", "seconds"), [pytest.param("cpu", 5, marks=pytest.mark.slow), ("pretend", 60)]
+)
 def test_variants_are_skipped_without_time_and_on_the_stand_in(device, seconds, tmp_path):
     recorder = findings.Recorder("variants", tmp_path / "records", time.monotonic() + seconds)
     variants.check_variants(recorder, Device(device), sizes.TINY)

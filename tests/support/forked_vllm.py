@@ -6,8 +6,10 @@ imports everything again. This is a program for the environment that has vLLM.
 
 import gc
 import os
+import sys
 
 gc.disable()  # nothing that is imported becomes garbage
+sys.modules["scipy"] = None  # transformers would import it, for a second, for losses of detection
 
 from vllm.entrypoints.launchers.api_server.entry import main  # noqa: E402
 from vllm.platforms.cpu import CpuPlatform  # noqa: E402

@@ -11,8 +11,10 @@ from doctor_runs import doctor
 
 from lit_grpo.__main__ import main
 
+LARGER = (pytest.param(1, size, marks=pytest.mark.slow) for size in (2, 32))
 
-@pytest.mark.parametrize(("num_rewards", "group_size"), [(1, 2), (1, 32), (4, 2)])
+
+@pytest.mark.parametrize(("num_rewards", "group_size"), [(4, 2), *LARGER])
 def test_the_files_of_short_completions_are_as_large_as_was_said(num_rewards, group_size, capsys):
     rewards = [
         {"class_path": "MathReward", "init_args": {"name": f"reward_{number}"}}

@@ -250,6 +250,7 @@ def test_a_sharded_policy_is_written_as_the_whole_one_would_be(name, ranks):
     assert_same(read_weights(directory / name), dict(named_weights(perturbed(name).model)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTED)
 def test_a_sharded_adapter_is_written_as_the_whole_one_would_be(name, ranks, tmp_path):
     directory, _ = ranks
@@ -257,6 +258,7 @@ def test_a_sharded_adapter_is_written_as_the_whole_one_would_be(name, ranks, tmp
     assert_same(read_weights(directory / f"{name} adapter"), read_weights(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARDED)
 def test_one_gathered_tensor_is_alive_at_a_time_besides_the_writers_shard(name, ranks):
     for rank, notes in enumerate(ranks[1]):
@@ -266,6 +268,7 @@ def test_one_gathered_tensor_is_alive_at_a_time_besides_the_writers_shard(name, 
             assert kept <= (SHARD_BYTES if (rank, use) == (0, "written") else 0)
 
 
+@pytest.mark.slow
 def test_a_failed_write_does_not_block_the_other_rank(ranks):
     _, (writer, other) = ranks
     assert writer["failed"]
