@@ -185,11 +185,11 @@ def _why_chosen(chosen: Path, newest: Path, manifest: Manifest | None) -> str:
 
 def _export(checkpoint: Path, manifest: Manifest | None, given: Namespace) -> None:
     """Write a checkpoint as a Hugging Face model."""
-    from lit_grpo.cli.export import check_checkpoint_fits, export  # loads transformers
+    from lit_grpo.cli.export import check_directory, export  # loads transformers
     from lit_grpo.cli.run_dir import where_started
 
     run_dir, directory = Path(given.run_dir), Path(given.export)
-    check_checkpoint_fits(directory)
+    check_directory(directory)
     if given.dry_run:
         print(f"{directory} would get the model of {checkpoint}{_after(manifest)}")
         return

@@ -126,7 +126,7 @@ class CommandLine(LightningCLI):
             help="Resume with settings that make it a different run from here on.",
         )
         parser.add_argument(
-            "--stop_by",
+            "--leave_by",
             type=str,
             default="auto",
             help="When a training must be over, with a checkpoint: a time such as "
@@ -217,7 +217,7 @@ class CommandLine(LightningCLI):
         """
         config = self.config.clone()
         config.ckpt_path, config.allow_changes = None, False
-        config.stop_by, config.requeue = "auto", False
+        config.leave_by, config.requeue = "auto", False
         config.trainer = follow_run_dir(config.trainer, config.run_dir)
         return str(self.parser.dump(config, skip_unset=False, skip_validation=True))
 
@@ -252,7 +252,7 @@ class CommandLine(LightningCLI):
                     loggers=loggers,
                     enable_progress_bar=given.enable_progress_bar,
                     enable_checkpointing=given.enable_checkpointing,
-                    stop_by=self.config.stop_by,
+                    leave_by=self.config.leave_by,
                     requeue=self.config.requeue,
                 ),
                 ConfigFile(run_dir, self.saved_config),

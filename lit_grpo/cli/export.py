@@ -23,7 +23,7 @@ def export(checkpoint: Path, run_dir: Path, directory: Path) -> None:
     Args:
         checkpoint: A checkpoint of the run.
         run_dir: Directory of the run.
-        directory: Where to write, which `check_checkpoint_fits` has checked.
+        directory: Where to write, which `check_directory` has checked.
 
     Raises:
         UserError: the policy cannot be made from the run's config.
@@ -33,7 +33,7 @@ def export(checkpoint: Path, run_dir: Path, directory: Path) -> None:
     write_model(checkpoint, directory, _read_policy(run_dir, checkpoint))
 
 
-def check_checkpoint_fits(directory: Path) -> None:
+def check_directory(directory: Path) -> None:
     """Raise UserError if the directory is a file, has files, or cannot be made."""
     refuse_files(directory, "--export")
     is_there = directory.exists()  # and will be replaced

@@ -52,7 +52,7 @@ def run_callbacks(
     loggers: Sequence[Logger] = (),
     enable_progress_bar: bool | None = None,
     enable_checkpointing: bool | None = None,
-    stop_by: str = "auto",
+    leave_by: str = "auto",
     requeue: bool = False,
 ) -> list[Callback]:
     """Return the callbacks of a training run: checks, the user's, then every run's.
@@ -79,7 +79,7 @@ def run_callbacks(
     if enable_checkpointing is not False:
         (checkpoint,) = checkpoints or [Checkpoints()]
         checkpoint.dirpath = checkpoint.dirpath or str(Path(run_dir) / "checkpoints")
-        saving = [StopOnSignal(), StopAtTimeLimit(stop_by, requeue), checkpoint]
+        saving = [StopOnSignal(), StopAtTimeLimit(leave_by, requeue), checkpoint]
     averages = [ApplyWeightAverage(one) for one in others if isinstance(one, WeightAveraging)]
     of_metrics = [one for one in loggers if isinstance(one, MetricsFile)]
     files = [*of_metrics, CompletionsFile(run_dir), EventsFile(run_dir)]

@@ -69,7 +69,7 @@ class Trainer(L.Trainer):
         callbacks: Further callbacks.
         enable_progress_bar: False shows none; otherwise there is a ``RolloutProgressBar`` unless
             ``callbacks`` has another.
-        stop_by: As in ``StopAtTimeLimit``.
+        leave_by: As in ``StopAtTimeLimit``.
         requeue: As in ``StopAtTimeLimit``.
         settings: As for ``lightning.Trainer``.
     """
@@ -81,7 +81,7 @@ class Trainer(L.Trainer):
         logger: Logger | list[Logger] | None = None,
         callbacks: Callback | list[Callback] | None = None,
         enable_progress_bar: bool | None = None,
-        stop_by: str = "auto",
+        leave_by: str = "auto",
         requeue: bool = False,
         **settings: Any,
     ) -> None:
@@ -116,7 +116,7 @@ class Trainer(L.Trainer):
             loggers=loggers,
             enable_progress_bar=enable_progress_bar,
             enable_checkpointing=settings.pop("enable_checkpointing", None),
-            stop_by=stop_by,
+            leave_by=leave_by,
             requeue=requeue,
         )
         with rewording_notebook_error(settings):

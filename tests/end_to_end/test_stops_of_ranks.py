@@ -218,7 +218,7 @@ def test_ranks_that_share_a_model_leave_what_one_of_them_waits_for(
 
 LIMITS = {
     "max_time": lambda: ("--trainer.max_time", "00:00:00:10"),
-    "stop_by": lambda: ("--stop_by", f"{datetime.now() + timedelta(seconds=75):%FT%T}"),
+    "leave_by": lambda: ("--leave_by", f"{datetime.now() + timedelta(seconds=75):%FT%T}"),
 }
 
 

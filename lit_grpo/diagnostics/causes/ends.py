@@ -48,13 +48,13 @@ ENDS = (
         meaning="The run ended in time for its checkpoint and is not done.",
         advice=(GO_ON,),
         more=(
-            '"the SLURM job ends at": see [SLURM](guides/slurm.md). "stop_by is": the time that '
+            '"the SLURM job ends at": see [SLURM](guides/slurm.md). "leave_by is": the time that '
             "you gave.",
             '"trainer.max_time is reached": it counts all parts of a run together, so a resumed '
             "run needs a larger one.",
             "If a checkpoint was cut short all the same, the save, or an update, which cannot be "
             "interrupted, took longer than any before. Let `#SBATCH --signal=USR1@600` ask "
-            "earlier, or set `stop_by`.",
+            "earlier, or set `leave_by`.",
             '"is not queued again: it has finished no rollout step": the job is too short for a '
             "step and its checkpoint.",
         ),

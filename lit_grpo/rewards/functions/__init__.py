@@ -1,1 +1,1 @@
-"""Rewards that are functions, also such as were written for TRL or verl."""
+"""Functions as rewards, including those written for TRL or verl."""

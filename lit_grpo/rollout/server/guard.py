@@ -35,7 +35,7 @@ def main() -> int:
     existing = set(SHARED_MEMORY.iterdir()) if SHARED_MEMORY.exists() else set()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # only the pipe ends the guard
-    # SLURM may send it to all processes of a job to ask the run to leave. The server inherits this.
+    # SLURM may send it to all processes of a job to ask the run to stop. The server inherits this.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     server = subprocess.Popen(
         command,

@@ -1,4 +1,4 @@
-"""Exit at a signal before a training has begun or after it has ended, as while a model loads.
+"""Exit at a signal before a training has begun, such as while a model loads, or after it has ended.
 
 `StopOnSignal` handles the signals of a training.
 """

@@ -41,7 +41,7 @@ class StopOnSignal(StopAtSafePoints):
     """End the run at one of `SIGNALS`, such as Ctrl-C; ``Checkpoints`` writes a checkpoint.
 
     It ends on all ranks, with exit code 128 + signal, including ranks that did not receive the
-    signal. A step or a validation that samples, or waits for servers or rewards, is left undone,
+    signal. A step or a validation that samples, or waits for servers or rewards, is abandoned,
     and a resumed run repeats it; an update is finished. A second signal ends the process at once,
     except that Ctrl-C raises KeyboardInterrupt in a notebook.
     Lightning's handler of SLURM, which saves in the middle of a step, is replaced.

@@ -35,30 +35,30 @@ UNBROKEN_STAGES = ("logprob", "update")
 class StopAtTimeLimit(StopAtSafePoints):
     """End a run in time for its last checkpoint, with exit code 7.
 
-    The limits are ``trainer.max_time``, which counts all parts of a run together, and ``stop_by``.
+    The limits are ``trainer.max_time``, which counts all parts of a run together, and ``leave_by``.
     For the latter, a run stops when the time left falls to twice its longest checkpoint, plus its
-    longest update and a minute. A step or a validation that samples or waits is left
-    undone, and a resumed run repeats it.
+    longest update and a minute. A step or a validation that samples or waits is
+    abandoned, and a resumed run repeats it.
 
     Args:
-        stop_by: ``auto`` for the end of the SLURM job, if the run is in one; ``never``; or a time
+        leave_by: ``auto`` for the end of the SLURM job, if the run is in one; ``never``; or a time
             such as ``2026-11-24T08:00``, local unless it has a time zone.
-        requeue: Queue the SLURM job again if the run was ended by ``stop_by`` or by SIGUSR1.
+        requeue: Queue the SLURM job again if the run was ended by ``leave_by`` or by SIGUSR1.
 
     Raises:
-        UserError: ``stop_by`` is none of these, or has passed.
+        UserError: ``leave_by`` is none of these, or has passed.
     """
 
-    def __init__(self, stop_by: str = "auto", requeue: bool = False) -> None:
+    def __init__(self, leave_by: str = "auto", requeue: bool = False) -> None:
         self.requeue = requeue
-        self._is_of_job = stop_by == "auto"
-        self._end = job_end_time() if self._is_of_job else _parse(stop_by)
+        self._is_of_job = leave_by == "auto"
+        self._end = job_end_time() if self._is_of_job else _parse(leave_by)
         self._update_seconds = 0.0
         self._longest_update = 0.0
         self._first_step = 0
         """Rollout steps that were finished before this process."""
-        self._has_left = False
-        """Whether ``stop_by`` ended the run."""
+        self._has_ended_run = False
+        """Whether ``leave_by`` ended the run."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if why := trainer.strategy.broadcast(_why_timer(trainer)):  # earlier parts took all of it
@@ -86,7 +86,7 @@ class StopAtTimeLimit(StopAtSafePoints):
         """Queue the SLURM job again if the end of its time, or SIGUSR1, ended the run."""
         reason = get_stop_reason(trainer)
         has_signal = reason is not None and reason.exit_code == exit_code_of_signal(signal.SIGUSR1)
-        if not self.requeue or not (has_signal or self._has_left):
+        if not self.requeue or not (has_signal or self._has_ended_run):
             return
         if num_finished_steps(trainer) > self._first_step:
             requeue_job()
@@ -104,11 +104,11 @@ class StopAtTimeLimit(StopAtSafePoints):
             (_why_timer(trainer), self._why_limit(trainer))
         )
         if why := why_timer or why_limit:
-            self._has_left = not why_timer
+            self._has_ended_run = not why_timer
             stop_safely(trainer, ExitCode.TIME_IS_UP, f"Ended after {{steps}}: {why}.")
 
     def _why_limit(self, trainer: L.Trainer) -> str:
-        """Return why the run must leave now; empty if it need not."""
+        """Return why the run must stop now; empty if it need not."""
         if self._end is None:
             return ""
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
@@ -117,7 +117,7 @@ class StopAtTimeLimit(StopAtSafePoints):
         if time.time() + needed < self._end:
             return ""
         end = f"{datetime.fromtimestamp(self._end):%Y-%m-%d %H:%M:%S}"
-        return f"the SLURM job ends at {end}" if self._is_of_job else f"stop_by is {end}"
+        return f"the SLURM job ends at {end}" if self._is_of_job else f"leave_by is {end}"
 
 
 def requeue_if_asked(trainer: L.Trainer) -> None:
@@ -153,16 +153,16 @@ def with_more_time(resume_with: str, trainer: L.Trainer) -> str:
     return resume_with
 
 
-def _parse(stop_by: str) -> float | None:
+def _parse(leave_by: str) -> float | None:
     """Return a time in seconds since the epoch; None for ``never``."""
-    if stop_by == "never":
+    if leave_by == "never":
         return None
     try:
-        end = datetime.fromisoformat(stop_by).timestamp()
+        end = datetime.fromisoformat(leave_by).timestamp()
     except (TypeError, ValueError):
         rule = "auto, never, or a time such as 2026-11-24T08:00"
-        raise setting_error("stop_by", rule, stop_by) from None
+        raise setting_error("leave_by", rule, leave_by) from None
     if end <= time.time():
         now = f"{datetime.now().astimezone():%Y-%m-%dT%H:%M%z}"
-        raise setting_error("stop_by", "in the future", stop_by, f"it is {now}")
+        raise setting_error("leave_by", "in the future", leave_by, f"it is {now}")
     return end

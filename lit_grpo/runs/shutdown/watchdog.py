@@ -50,7 +50,7 @@ class StallWatchdog(StopAtSafePoints):
 
     Args:
         action: ``warn`` only reports. ``stop`` also ends a run that looks like a deadlock, with
-            exit code 8, and one that computes after four times as long. The step is left undone,
+            exit code 8, and one that computes after four times as long. The step is abandoned,
             with a checkpoint. If the main thread is stuck, or waits for a rank whose main thread
             is, the process is killed without a new checkpoint. With either action, so is a process
             that is stuck after a signal, half a minute after the signal at the earliest.

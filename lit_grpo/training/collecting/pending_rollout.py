@@ -101,7 +101,7 @@ class PendingRollout:
 
     def start(self) -> None:
         """Start sampling in a thread."""
-        self._sampling = run_in_daemon_thread(self._run, "rollout")
+        self._sampling = run_in_daemon_thread(self._sample_into_scoring, "rollout")
 
     def sample_or_wait(self, seconds: float) -> bool:
         """Sample here, or wait for the thread that does, until the rewards have every completion.
@@ -118,7 +118,7 @@ class PendingRollout:
             self.start()
         if self._sampling is None:
             if not self._is_sampled:  # another rank may have made this one wait again
-                self._run()
+                self._sample_into_scoring()
                 self._is_sampled = True
             return True
         if not is_done(self._sampling, seconds):
@@ -136,7 +136,7 @@ class PendingRollout:
         if self.scoring is not None:
             self.scoring.cancel()
 
-    def _run(self) -> None:
+    def _sample_into_scoring(self) -> None:
         if self.scoring is None:
             return
         try:

@@ -44,8 +44,8 @@ class SkippedSteps:
     def count(self, place: str, norm: Tensor) -> None:
         """Count a skipped optimizer step and log it.
 
-        A single one is logged only if it is the 1st, 2nd, 4th, 8th, … of the run; those that follow
-        another skipped step are always logged.
+        A single one is logged only if it is the 1st, 2nd, 4th, 8th, … since the start, a resume or
+        a rollback; those that follow another skipped step are always logged.
 
         Args:
             place: Names the step by what is counted whether or not it is skipped, as ``rollout step

@@ -88,9 +88,9 @@ def test_flags_change_the_recipe_and_json_is_the_manifest(here, capsys):
 def test_the_other_flags_reach_what_they_are_for(here):
     flags = "--only_cached --sft --duplicates refuse --near_duplicates ignore"
     arguments = ["--preset", "open_only", "--out", "o", "--bad_rows", "drop", *flags.split()]
-    order = _options(parse_options("prepare", arguments))
-    assert (order.only_cached, order.sft, order.bad_rows) == (True, True, "drop")
-    assert (order.recipe.duplicates.exact, order.recipe.duplicates.near) == ("refuse", "ignore")
+    options = _options(parse_options("prepare", arguments))
+    assert (options.only_cached, options.sft, options.bad_rows) == (True, True, "drop")
+    assert (options.recipe.duplicates.exact, options.recipe.duplicates.near) == ("refuse", "ignore")
     plain = _options(parse_options("prepare", ["--out", "o"]))
     assert plain.recipe.duplicates.near == "report"
 

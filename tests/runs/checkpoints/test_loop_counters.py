@@ -48,7 +48,7 @@ def fit_validated(directory, *callbacks, saving=None, **options):
 # Epochs have three steps, and every second step is followed by a validation: stops come in the
 # middle of an epoch, at its end and at that of the run, with and without a validation.
 @pytest.mark.parametrize(
-    "stop_at", [1, 3, 9, *(pytest.param(step, marks=pytest.mark.slow) for step in (2, 4, 6, 8))]
+    "stop_at", [1, 3, 6, 9, *(pytest.param(step, marks=pytest.mark.slow) for step in (2, 4, 8))]
 )
 @pytest.mark.parametrize("limits", [{"steps": 8}, {"steps": -1, "max_epochs": 3}])
 @pytest.mark.parametrize(

@@ -49,11 +49,11 @@ def requeued(monkeypatch):
 
 
 def test_a_run_leaves_by_a_time_with_a_checkpoint_and_queues_its_job_again(tmp_path, requeued):
-    leaving = StopAtTimeLimit(at(30), requeue=True)
-    trainer = train(leaving, Checkpoints(dirpath=str(tmp_path)))
+    limit = StopAtTimeLimit(at(30), requeue=True)
+    trainer = train(limit, Checkpoints(dirpath=str(tmp_path)))
     reason = get_stop_reason(trainer)
     assert (reason.exit_code, trainer.global_step) == (ExitCode.TIME_IS_UP, 1)
-    assert reason.message.startswith("Ended after 1 rollout step: stop_by is 20")
+    assert reason.message.startswith("Ended after 1 rollout step: leave_by is 20")
     assert (tmp_path / "last.ckpt").exists()
     requeue_if_asked(trainer)
     assert requeued == ["job"]
@@ -62,20 +62,20 @@ def test_a_run_leaves_by_a_time_with_a_checkpoint_and_queues_its_job_again(tmp_p
 def test_the_longest_update_and_twice_the_longest_checkpoint_must_fit():
     saving = Checkpoints()
     saving.longest_save = 100.0
-    leaving = StopAtTimeLimit(at(400))
+    limit = StopAtTimeLimit(at(400))
     for seconds, is_due in ((100.0, False), (150.0, True)):
-        leaving.on_train_batch_start(None, None, None, 0)
+        limit.on_train_batch_start(None, None, None, 0)
         for name in ("generation", "logprob", "update"):
             stage = Stage(name=name, seconds=seconds / 2)
-            leaving.on_stage_end(None, None, stage)
-        why = leaving._why_limit(type("Trainer", (), {"callbacks": [saving]})())
+            limit.on_stage_end(None, None, stage)
+        why = limit._why_limit(type("Trainer", (), {"callbacks": [saving]})())
         assert bool(why) == is_due
 
 
 def test_max_time_ends_a_run_with_its_reason_and_does_not_queue_it_again(tmp_path, requeued, clock):
-    leaving = StopAtTimeLimit(requeue=True)
+    limit = StopAtTimeLimit(requeue=True)
     saving = Checkpoints(dirpath=str(tmp_path))
-    trainer = train(leaving, saving, clock=clock, max_time={"seconds": 1})
+    trainer = train(limit, saving, clock=clock, max_time={"seconds": 1})
     reason = get_stop_reason(trainer)
     assert (reason.exit_code, trainer.global_step) == (ExitCode.TIME_IS_UP, 1)
     assert "after 1 rollout step: trainer.max_time is reached (0:00:01 for all" in reason.message
@@ -91,8 +91,8 @@ def test_max_time_ends_a_run_with_its_reason_and_does_not_queue_it_again(tmp_pat
 
 
 def test_a_job_in_which_no_step_was_finished_is_not_queued_again(requeued, caplog):
-    trainer = train(leaving := StopAtTimeLimit(at(30), requeue=True))
-    leaving._first_step = 1
+    trainer = train(limit := StopAtTimeLimit(at(30), requeue=True))
+    limit._first_step = 1
     requeue_if_asked(trainer)
     assert requeued == []
     assert "not queued again: it has finished no rollout step" in caplog.text
@@ -107,8 +107,8 @@ def test_the_end_of_a_slurm_job_is_a_limit_unless_it_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("tomorrow", r"stop_by must be auto, never, or a time such as .*, got tomorrow"),
-        ("2020-01-01T08:00", r"stop_by must be in the future, got 2020-01-01T08:00 \(it is 2"),
+        ("tomorrow", r"leave_by must be auto, never, or a time such as .*, got tomorrow"),
+        ("2020-01-01T08:00", r"leave_by must be in the future, got 2020-01-01T08:00 \(it is 2"),
     ],
 )
 def test_a_time_that_is_none_or_has_passed_is_refused(value, message):

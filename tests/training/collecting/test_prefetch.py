@@ -99,14 +99,14 @@ def test_a_step_ahead_is_as_old_as_the_optimizer_steps_of_one_rollout_step():
 def test_the_next_step_is_sampled_while_the_policy_is_updated():
     began, may_end = threading.Event(), threading.Event()
 
-    class RankWaits(OverlappingEngine):
+    class WaitingEngine(OverlappingEngine):
         def generate(self, prompts, group_size, sampling, *, seed):
             if self.num_generations == 1:
                 began.set()
                 assert may_end.wait(60)  # until the update of step 0 has ended
             yield from super().generate(prompts, group_size, sampling, seed=seed)
 
-    module = make_module(engine=RankWaits(), max_head_offpolicyness=1)
+    module = make_module(engine=WaitingEngine(), max_head_offpolicyness=1)
     update = module.take_optimizer_steps
 
     def take_optimizer_steps(batch, metrics):
