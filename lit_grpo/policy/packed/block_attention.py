@@ -107,7 +107,7 @@ def _attend(
     """Return [R, heads, Q, D]; without a mask query q sees the first q + 1 keys."""
     groups = query.shape[1] // key.shape[1]
     if mask is None:
-        # Only when true: with dynamic shapes `groups > 1` is symbolic, and torch wants a plain bool.
+        # Only when true: with dynamic shapes `groups > 1` is symbolic, and torch wants a bool.
         grouped: dict[str, Any] = {"enable_gqa": True} if groups > 1 else {}
         return scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, **grouped
