@@ -48,7 +48,7 @@ def _result(case: str, estimated: float, measured: float) -> Result:
     return Result(
         figure="plan",
         case=case,
-        against="the larger of the estimated and the measured ratio over the smaller",
+        against="the smaller of the estimated and the measured ratio, with the larger as ours",
         ours=max(estimated, measured),
         other=min(estimated, measured),
         unit="",
