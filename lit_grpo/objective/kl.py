@@ -1,7 +1,7 @@
 """Estimators of the KL divergence of the policy from the reference, one value per token.
 
 Source of all three: J. Schulman, Approximating KL Divergence (2020). To add an estimator: write a
-function, add it to ``KL_ESTIMATORS``, and add its name to ``KLTerm.estimator``.
+function, add it to ``KL_ESTIMATORS``, and add its name to ``KLTerm.estimator`` in `terms`.
 """
 
 from __future__ import annotations
