@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def write_inputs(directory: Path, num_steps: int) -> None:
-    """Write the raw files, the recipe and the configs of the two trainings, always the same."""
+    """Write the raw files, the recipe and the configs of the two training runs, always the same."""
     directory.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     tasks = [_task(number) for number in draw.sample(range(100, 1000), 100)]

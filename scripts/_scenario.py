@@ -1,4 +1,4 @@
-"""What a training of ``scenarios.py`` is made of."""
+"""What a training run of ``scenarios.py`` is made of."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Process(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A training that is running."""
+    """A training run that is running."""
 
     process: Process
     run: Path
@@ -55,7 +55,7 @@ class Running:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A training with something wrong, and how it must end."""
+    """A training run with something wrong, and how it must end."""
 
     title: str
     cause: str

@@ -89,7 +89,7 @@ class RunOutput:
 
 
 def train(run_dir: Path, num_steps: int) -> RunOutput:
-    """Run a small training with a judge that fails; its pauses are shorter than a real one's."""
+    """Train shortly with a judge that fails; its pauses are shorter than a real one's."""
     with toy_judge(failure_rate=FAILURE_RATE) as judge:
         outage = Outage(judge, step=num_steps // 2)
         gate_log = logging.getLogger("lit_grpo.training.collecting.score_gate")

@@ -1,4 +1,4 @@
-"""Kill a training at many random moments, resume it each time, and compare the end with that of an
+"""Kill a run at many random moments, resume it each time, and compare the end with that of an
 undisturbed one: `python scripts/killed_run.py`. Then kill it in the stages that no moment has hit.
 With `--signal TERM INT` the run is asked to end, which its exit code must show.
 """

@@ -83,7 +83,7 @@ TINY = {
     },
     "data": {"init_args": {"prompts_per_step": 4}},
 }
-# What `prepare` writes for a training.
+# What `prepare` writes for a training run.
 PREPARED = {
     "data": {
         "class_path": "MixtureData",

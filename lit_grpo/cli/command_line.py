@@ -129,7 +129,7 @@ class CommandLine(LightningCLI):
             "--leave_by",
             type=str,
             default="auto",
-            help="When a training must be over, with a checkpoint: a time such as "
+            help="When a training run must be over, with a checkpoint: a time such as "
             "2026-11-24T08:00, `never`, or `auto` for the end of the SLURM job, if there is one.",
         )
         parser.add_argument(

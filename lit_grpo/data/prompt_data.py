@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 MAX_ROWS_IN_MEMORY = 50_000
 """Prepared data with more rows to train on are tokenized while they are trained on."""
 HOLDOUT_SEED = 20_402
-"""Seed of the choice of held-out rows. A small one could be a training's seed, whose first epoch
-would begin with the rows that another training has held out."""
+"""Seed of the choice of held-out rows. A small one could be a run's seed, whose first epoch
+would begin with the rows that another run has held out."""
 
 
 @checks_keywords

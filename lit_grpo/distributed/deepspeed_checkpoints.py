@@ -20,7 +20,7 @@ from lit_grpo.types import UserError
 
 
 class Training(Protocol):
-    """The state of a training, weight by weight."""
+    """The state of a training run, weight by weight."""
 
     @property
     def param_groups(self) -> Sequence[Mapping[str, Any]]:

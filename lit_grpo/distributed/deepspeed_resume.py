@@ -1,4 +1,4 @@
-"""Load the state of a training into an engine of DeepSpeed, whatever it was trained with."""
+"""Load the state of a training run into an engine of DeepSpeed, whatever it was trained with."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _parts_3(zero: Any) -> Iterator[_Part]:
 
 
 def _weight(training: Training, name: str, own: Tensor) -> Tensor:
-    """Return a weight of a training; check its shape, as a part would fit a smaller weight."""
+    """Return a weight of a training run; check its shape, as a part would fit a smaller weight."""
     weight = training.weight(name)
     refuse_other_shape(name, weight.shape, whole_shape(own))
     return weight

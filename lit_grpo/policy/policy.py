@@ -378,4 +378,4 @@ if TYPE_CHECKING:
     PolicyOrPath = Policy | str | PathLike[str]
 else:
     PolicyOrPath = Policy  # the parser of a config builds it
-"""The policy of a training; in Python also the path, or the Hub id, of its model."""
+"""The policy of a training run; in Python also the path, or the Hub id, of its model."""

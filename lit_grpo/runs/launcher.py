@@ -77,12 +77,12 @@ class RankLauncher(_SubprocessScriptLauncher):
 
 
 def is_repeated(run_dir: Path, *, may_be_done: bool) -> bool:
-    """Return whether this process is a rank that repeats a training on one device that is done.
+    """Return whether this process is a rank that repeats a training run on one device that is done.
 
-    Each rank of a training on several devices runs the whole program.
+    Each rank of a training run on several devices runs the whole program.
 
     Args:
-        may_be_done: Whether a training that is done is left out; otherwise it is refused, too.
+        may_be_done: Whether a training run that is done is left out; otherwise it is refused, too.
 
     Raises:
         UserError: such a process would train in this directory, too.
@@ -94,7 +94,7 @@ def is_repeated(run_dir: Path, *, may_be_done: bool) -> bool:
     is_done = bool(events) and events[-1].kind == "done"
     if not (may_be_done and is_done):
         raise UserError(
-            f"every process of a training on several devices runs the whole program, got one that "
+            f"every process of a run on several devices runs the whole program, got one that "
             f"also trains in {run_dir}, on a single device (each of them would train there). Use "
             "the same number of devices for all trainings of a program, or a program for each; "
             'with ckpt_path="auto", an earlier training that is done is not repeated.'
@@ -125,14 +125,14 @@ def _check_has_file() -> None:
     is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
     if not is_module and sys.argv[0] in ("", "-", "-c"):
         raise UserError(
-            "a training on several devices needs a program in a file, since it is started once for "
+            "a run on several devices needs a program in a file, since it is started once for "
             f"each device, got one without (python {sys.argv[0]}). Save it in a file, or set "
             "trainer.devices to 1."
         )
 
 
 def _check_shares(arguments: Sequence[Any], num_processes: int) -> None:
-    """Let the data of a training refuse a number of processes before any is started.
+    """Let the data of a training run refuse a number of processes before any is started.
 
     Raises:
         UserError: they cannot share its batches.

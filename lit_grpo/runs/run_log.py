@@ -1,4 +1,4 @@
-"""Write ``run.log`` during a training, and filter routine messages of libraries."""
+"""Write ``run.log`` during a training run, and filter routine messages of libraries."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ EXPECTED_WARNINGS = [
 
 @contextmanager
 def logged_run(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[None]:
-    """Write ``run.log`` during a training; its end says why it ended and how to resume.
+    """Write ``run.log`` during a training run; its end says why it ended and how to resume.
 
     Args:
         resume_with: The command or call that resumes the run.

@@ -1,4 +1,4 @@
-"""The points of a training at which it can end without losing anything."""
+"""The points of a training run at which it can end without losing anything."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def stop_safely(trainer: L.Trainer, exit_code: int, message: str) -> None:
 
 
 def is_validation_of_fit(trainer: L.Trainer) -> bool:
-    """Return whether the validation that has just ended is one of a training."""
+    """Return whether the validation that has just ended is one of a training run."""
     return trainer.state.fn == "fit" and not trainer.sanity_checking
 
 

@@ -1,4 +1,4 @@
-"""Check a training before it starts, and validate the policy during it.
+"""Check a training run before it starts, and validate the policy during it.
 
 A validation that an engine, a reward or a callback cuts short ends the run, with a checkpoint.
 """
@@ -61,7 +61,7 @@ class EvaluatedModule(ResumableModule):
     """The largest shares of completions without a score so far, by their metrics."""
 
     def check_start(self) -> None:
-        """Check the data, and what callbacks watch, before any callback of a training begins.
+        """Check the data, and what callbacks watch, before any callback of a training run begins.
 
         A resume that is refused here has changed no file of the run.
 
@@ -89,7 +89,7 @@ class EvaluatedModule(ResumableModule):
             self.evaluation.check(prompts)
             refuse_averages(self.trainer, self.engine)
         self._log_changes()
-        self._run_settings.forget()  # another training may follow, of other data
+        self._run_settings.forget()  # another training run may follow, of other data
         self._is_checked = self.has_begun = True
 
     def _warn_if_never_checked(self, *, has_validation: bool) -> None:

@@ -41,7 +41,7 @@ class Device:
 
     @property
     def precision(self) -> Literal["bf16-mixed", "32-true"]:
-        """The precision of trainings."""
+        """The precision of training runs."""
         return "bf16-mixed" if self.casts else "32-true"
 
     @property

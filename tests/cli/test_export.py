@@ -44,7 +44,7 @@ def contents(directory: str) -> dict[str, bytes]:
     return {
         path.name: path.read_bytes()
         for path in Path(directory).iterdir()
-        if path.name != "README.md"  # which only a training knows
+        if path.name != "README.md"  # which only a training run knows
     }
 
 

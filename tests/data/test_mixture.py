@@ -1,4 +1,4 @@
-"""A mixture as the data of a training: several sources, phases, validation, resuming."""
+"""A mixture as the data of a training run: several sources, phases, validation, resuming."""
 
 import pytest
 from data_runs import Recorder, SaveEverywhere, fit, flat

@@ -1,4 +1,4 @@
-"""Files and datasets of any layout as the data of a training."""
+"""Files and datasets of any layout as the data of a training run."""
 
 import math
 

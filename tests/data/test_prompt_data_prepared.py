@@ -1,4 +1,4 @@
-"""Directories of prepared data as the data of a training, and their held-out rows."""
+"""Directories of prepared data as the data of a training run, and their held-out rows."""
 
 import json
 

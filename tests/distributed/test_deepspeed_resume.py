@@ -1,4 +1,4 @@
-"""What an engine gets of a whole training; `tests/end_to_end/test_sharded.py` has real engines."""
+"""What an engine gets of a whole run; `tests/end_to_end/test_sharded.py` has real engines."""
 
 from types import SimpleNamespace
 

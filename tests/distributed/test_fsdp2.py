@@ -33,7 +33,7 @@ def test_ranks_that_offload_shards_from_a_gpu_can_sum_on_both_devices(device, cp
 
 
 def offload_from_another_device(store) -> dict[str, object]:
-    """Set up a module as for a training on the pretend device with its shards in host memory."""
+    """Set up a module as for a run on the pretend device with its shards in host memory."""
     from pretend_device import DEVICE, pretend_device
 
     torch.distributed.init_process_group(

@@ -32,7 +32,7 @@ STARTING_SECONDS = 500
 
 
 class SharedEngine(VLLMServerEngine):
-    """Samples once both servers are ready, records when, and stays open after a training."""
+    """Samples once both servers are ready, records when, and stays open after a training run."""
 
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -116,7 +116,7 @@ class RecordUpdates(L.Callback):
 
 @pytest.fixture
 def asynchronous(started):
-    """A training that samples the next step while the policy is updated.
+    """A training run that samples the next step while the policy is updated.
 
     It is the first with the engine, since versions of weights only grow.
     """

@@ -1,4 +1,4 @@
-"""What ``run.log`` says of a training, and of how it ended."""
+"""What ``run.log`` says of a training run, and of how it ended."""
 
 import pytest
 from lightning.pytorch.callbacks import Callback, LambdaCallback

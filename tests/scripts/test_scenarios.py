@@ -1,4 +1,4 @@
-"""The table of trainings that fail on purpose, with few of them, and what it would notice."""
+"""The table of training runs that fail on purpose, with few of them, and what it would notice."""
 
 from __future__ import annotations
 

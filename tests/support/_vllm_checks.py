@@ -78,7 +78,7 @@ def failure(function, *arguments):
 
 
 def draws():
-    """Draw numbers from every global generator that a training uses."""
+    """Draw numbers from every global generator that a training run uses."""
     return [random.random(), float(np.random.rand()), torch.rand(2).tolist()]
 
 

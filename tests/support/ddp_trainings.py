@@ -1,6 +1,6 @@
 """Trainings of two ranks: `main` runs those that its arguments name, one after the other.
 
-Each rank saves what it has of a training as ``NAME-rankN.pt`` in the working directory.
+Each rank saves what it has of a training run as ``NAME-rankN.pt`` in the working directory.
 """
 
 from __future__ import annotations

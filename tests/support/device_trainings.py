@@ -2,7 +2,7 @@
 
 As a program, it does so with the pretend device and prints the results as JSON. It has to be a
 program of its own: torch makes room for the devices that it knows at the first backward pass of a
-process. The GPU check does it with a GPU; it needs no package that a training does not need.
+process. The GPU check does it with a GPU; it needs no package that a training run does not need.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run directories as a training leaves them, without a training."""
+"""Run directories as a training run leaves them, without a training run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
-"""A program that looks like a training in the directory that it is given."""
+"""A program that looks like a training run in the directory that it is given."""
 
 
 def write_run(

@@ -77,7 +77,7 @@ class ShortAtFirst(HFEngine):
 
 
 def build(case: dict[str, Any], engine: HFEngine | None = None) -> GRPOModule:
-    """Build a training of completions that are all equally long."""
+    """Build a training run of completions that are all equally long."""
     tokens = case.get("completion", 64)
     lora = LoRA(rank=case["rank"]) if "rank" in case else None
     return GRPOModule(
@@ -147,7 +147,7 @@ def setup_of(case: dict[str, Any], device: Device | None = None) -> Setup:
 
 
 def predict_seconds(cases: list[dict[str, Any]], rounds: int = 3) -> list[StepTime]:
-    """Return what the plan says of trainings whose CPU is measured in turns.
+    """Return what the plan says of training runs whose CPU is measured in turns.
 
     Of several measurements the fastest of each rate counts, because other work only makes a machine
     slower, and models of the same shapes have the same rates.
@@ -200,7 +200,7 @@ def fastest(same: list[Device], everything: list[Device]) -> Device:
 
 
 class Running:
-    """A training that goes on by one step at a time, with the seconds of each stage."""
+    """A training run that goes on by one step at a time, with the seconds of each stage."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         self.module = build(case)
@@ -231,7 +231,7 @@ class Running:
         """Return the median ratio to the time of another stage, of steps taken beside each other.
 
         The first ones are left out. Both are as slow as the machine is at that moment, while the
-        shortest times of two trainings may come from moments of unlike load.
+        shortest times of two training runs may come from moments of unlike load.
         """
         pairs = zip(self.times[name][1:], other.times[of_other][1:], strict=True)
         return median(mine / theirs for mine, theirs in pairs)
@@ -307,7 +307,7 @@ def _measured(case: dict[str, Any]) -> dict[str, int]:
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 300}
-    _measured(case | {"shape": small, "completion": 4})  # loads what every training loads
+    _measured(case | {"shape": small, "completion": 4})  # loads what every training run loads
     gc.collect()
     gc.freeze()  # so that collections between the stages do not look at all that is imported
     measured = _measured(case)

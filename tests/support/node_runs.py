@@ -1,4 +1,4 @@
-"""Start a training on two machines, hold its ranks where a stage begins, and let them go."""
+"""Start a training run on two machines, hold its ranks where a stage begins, and let them go."""
 
 from __future__ import annotations
 

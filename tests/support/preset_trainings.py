@@ -1,6 +1,6 @@
 """Trainings of two ranks with a preset: `main` runs those that ``PRESET/STRATEGY...`` names.
 
-Each rank saves what it has of a training as ``PRESET-STRATEGY-rankN.pt`` in the working directory,
+Each rank saves what it has of a run as ``PRESET-STRATEGY-rankN.pt`` in the working directory,
 where the teacher is, too.
 """
 

@@ -142,7 +142,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "bf16-mixed": {"precision": "bf16-mixed"},
 }
-"""Each sets what does not depend on each other together: a training takes seconds."""
+"""Each sets what does not depend on each other together: a training run takes seconds."""
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "kl_cov": {
         "objective": Objective(

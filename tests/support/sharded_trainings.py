@@ -1,6 +1,6 @@
 """Trainings under DDP and sharded: `main` runs those that ``RANKS CASE/STRATEGY...`` names.
 
-Each rank saves what it has of a training as ``CASE-STRATEGY-rankN.pt`` in the working directory.
+Each rank saves what it has of a run as ``CASE-STRATEGY-rankN.pt`` in the working directory.
 With ``STRATEGY:FROM:STEPS`` it goes on from the checkpoints that ``FROM`` has left, to so many
 steps, and with ``STRATEGY:FROM:STEPS:OPTIMIZER`` with one of `OTHER_OPTIMIZERS`.
 """
@@ -54,7 +54,7 @@ from lit_grpo.training.batching import micro_batches, rows_with_gradient
 from lit_grpo.types import RolloutBatch, UserError
 
 NUM_STEPS, NUM_COMPILED_STEPS = 5, 3
-"""Rollout steps of a training, and of one that is compared with a compiled one."""
+"""Rollout steps of a training run, and of one that is compared with a compiled one."""
 TIMEOUT_MINUTES = 5
 """Within which one rank may compile while the other waits."""
 COMPILED_AUTOGRAD = {f"compile lora/{one}" for one in ("fsdp2:ddp:3", "zero3", "zero3:zero3:3")}

@@ -160,7 +160,7 @@ class Recipe:
             raise setting_error("sources", "one source or more", "none")
         for name in self.sources:
             if not NAME.fullmatch(name):
-                why = "metrics of a training are called after it"
+                why = "metrics of a training run are called after it"
                 raise setting_error("sources", "called by letters, digits and _", repr(name), why)
         for key in ("seed", "holdout_size", "validation_size"):
             check_range(key, getattr(self, key), at_least=0)

@@ -164,7 +164,7 @@ def _copy_with_columns(source: Path, target: Path, columns: Mapping[str, pa.Arra
 
 
 def training_config(out: Path, recipe: Recipe, splits: Mapping[str, Sequence[PreparedRow]]) -> Any:
-    """Return the keys of a training on prepared data: its sources with their weights and phases."""
+    """Return the keys of a run on prepared data: its sources with their weights and phases."""
     has_answers = {row.source for row in splits["train"] if row.columns.get("answer") is not None}
     sources: dict[str, Any] = {}
     for name, source in recipe.sources.items():

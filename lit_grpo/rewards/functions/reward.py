@@ -269,4 +269,4 @@ if TYPE_CHECKING:
 else:
     RewardOrFunction = Reward  # the parser of a config makes functions rewards
     Rewards = list[Reward]
-"""The rewards of a training; in Python also plain functions."""
+"""The rewards of a training run; in Python also plain functions."""

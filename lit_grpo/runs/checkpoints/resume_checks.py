@@ -25,7 +25,7 @@ def check_checkpoint_fits(
         max_epochs: Epochs that it may take; None or -1 for no limit.
 
     Raises:
-        UserError: the checkpoint is one of the other training, or has taken more optimizer steps
+        UserError: the checkpoint is of the other kind of training, or took more optimizer steps
             or epochs.
     """
     if not Path(checkpoint).exists():

@@ -37,7 +37,7 @@ def num_finished_steps(trainer: L.Trainer) -> int:
 
 
 def is_resumed(trainer: L.Trainer) -> bool:
-    """Return whether a training is resumed, also from a checkpoint without finished steps."""
+    """Return whether a training run is resumed, also from a checkpoint without finished steps."""
     return num_finished_steps(trainer) > 0 or bool(trainer.ckpt_path)
 
 
@@ -66,7 +66,7 @@ def record_event(
 
 
 def has_begun(trainer: L.Trainer) -> bool:
-    """Return whether a training of this process has begun; not if no step was left to take."""
+    """Return whether a training run of this process has begun; not if no step was left to take."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     return any(one.has_begun for one in callbacks if isinstance(one, EventsFile))
 
@@ -93,7 +93,7 @@ class EventsFile(Callback):
     def on_event(self, trainer: L.Trainer, event: Event) -> None:
         """Append an event.
 
-        A file that cannot be written does not end a training: the checkpoints report a full disk.
+        A file that cannot be written does not end a run: the checkpoints report a full disk.
         """
         with suppress(OSError):
             append_event(self.run_dir, event)

@@ -56,7 +56,7 @@ def locked(run_dir: Path) -> Iterator[None]:
 def is_locked(run_dir: Path) -> bool:
     """Return whether a process trains in a run directory.
 
-    It only asks: to take the lock for a moment would refuse a training that starts in that moment.
+    It only asks: to take the lock for a moment would refuse a run that starts in that moment.
     """
     query = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:

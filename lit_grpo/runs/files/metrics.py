@@ -49,7 +49,7 @@ class MetricsFile(Logger, Callback):
         self._columns = list(FIRST_COLUMNS)
         self._num_resumes = 0
         self._is_new = False
-        """Whether a training has begun that is not resumed."""
+        """Whether a training run has begun that is not resumed."""
         self._rows: dict[int, Row] | None = None
         self._earlier_steps: set[int] = set()
         """Steps that an earlier process wrote; empty once this one has trained a step."""
@@ -95,7 +95,7 @@ class MetricsFile(Logger, Callback):
             self._held.setdefault(step, {}).update(values)
 
     def finalize(self, status: str) -> None:
-        """Forget the rows when a training ends: a further one, by the same trainer, resumes it."""
+        """Forget the rows when training ends: a further one, by the same trainer, resumes it."""
         self._start = time.monotonic()
         self._rows, self._last_row_at = None, None
         self._finished, self._held = None, {}
@@ -242,5 +242,5 @@ def _is_evaluation(values: Mapping[str, float]) -> bool:
 
 
 def _writes(trainer: L.Trainer) -> bool:
-    """Return whether this process writes the files of a training."""
+    """Return whether this process writes the files of a training run."""
     return trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]

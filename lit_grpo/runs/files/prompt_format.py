@@ -30,7 +30,7 @@ PROMPT_FORMAT = "prompt_format"
 
 
 def write_prompt_format(directory: Path, settings: Mapping[str, Any] | None) -> None:
-    """Write the format of a training's prompts next to its model.
+    """Write the format of a training run's prompts next to its model.
 
     Args:
         settings: As from `format_of`.
@@ -75,7 +75,7 @@ def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def format_of(trainer: L.Trainer) -> dict[str, Any] | None:
-    """Return the format of a training's prompts; None if the data has no such settings."""
+    """Return the format of a training run's prompts; None if the data has no such settings."""
     data: Any = getattr(trainer, "datamodule", None)
     if type(data).__name__ not in KINDS:
         return None

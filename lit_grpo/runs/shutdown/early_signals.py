@@ -1,6 +1,6 @@
-"""Exit at a signal before a training has begun, such as while a model loads, or after it has ended.
+"""Exit at a signal before training has begun, such as while a model loads, or after it has ended.
 
-`StopOnSignal` handles the signals of a training.
+`StopOnSignal` handles the signals of a training run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 SIGNAL_OF_EXIT = {exit_code_of_signal(signum): signum for signum in SIGNALS}
 """Exit code -> the signal that it stands for."""
 EXIT_SECONDS = 10.0
-"""Time for the main thread to exit at a signal before a training has begun."""
+"""Time for the main thread to exit at a signal before a training run has begun."""
 WAKE_SECONDS = 1.0
 """After this time a main thread that has not exited is woken: a signal that another thread
 receives, or that comes just before a blocking call, does not end the call."""

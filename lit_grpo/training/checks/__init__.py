@@ -1,1 +1,1 @@
-"""Checks of a training's settings: against each other, and against a resumed run's."""
+"""Checks of a training run's settings: against each other, and against a resumed run's."""

@@ -1,4 +1,4 @@
-"""Check that something other than the token limit ends the completions of a training."""
+"""Check that something other than the token limit ends the completions of a training run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimated against measured ratios of CPU times: of two trainings, and of a step's two stages.
+"""Estimated against measured ratios of CPU times: of two training runs, and of a step's two stages.
 
 Steps of about a second are taken in turns and compared in pairs, so that both are as slow as the
 machine is at that moment. Nothing here depends on how fast it is.

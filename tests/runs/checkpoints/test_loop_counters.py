@@ -115,7 +115,7 @@ def counters(number: int) -> dict[str, dict[str, int]]:
 
 
 def loops() -> dict:
-    """The counters at the end of a training of three batches."""
+    """The counters at the end of a training run of three batches."""
     return {
         "epoch_progress": counters(1),
         "epoch_loop.batch_progress": counters(3) | {"is_last_batch": True},

@@ -1,4 +1,4 @@
-"""A training whose completions cannot end says so once, and is not told to teach the ends."""
+"""A training run whose completions cannot end says so once, and is not told to teach the ends."""
 
 from types import SimpleNamespace
 
