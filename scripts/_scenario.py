@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import yaml
 from _checks import num_steps
+from _tiny_model import SPREAD_LLAMA
 
 ROOT = Path(__file__).parent.parent
 VLLM = Path(os.environ.get("LIT_GRPO_VLLM_VENV", ROOT / ".venv-vllm"), "bin", "python")
@@ -100,17 +101,7 @@ BASE: dict[str, Any] = {
         ],
     },
     "model": {
-        "policy": {
-            "architecture": {
-                "model_type": "llama",
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "num_key_value_heads": 2,
-                "initializer_range": 0.1,
-            }
-        },
+        "policy": {"architecture": SPREAD_LLAMA},
         "rewards": [{"class_path": "_scenario_code.ShareOfDigits"}],
         "group_size": 4,
         "sampling": {"max_tokens": 6, "stop_token_ids": list(range(48))},

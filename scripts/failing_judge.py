@@ -17,6 +17,7 @@ import lightning as L
 import pandas as pd
 import torch
 from _checks import Checks, print_checks, read_run
+from _tiny_model import TINY_LLAMA
 from _toy_judge import MAX_GRADE, ToyJudge, grade, toy_judge
 
 from lit_grpo.data import AdditionData
@@ -32,14 +33,6 @@ from lit_grpo.training import Evaluation, GRPOModule, OutagePolicy
 FAILURE_RATE = 0.3
 NUM_ATTEMPTS_DOWN = 5
 ABSENT = ["score/judge", "reward", "advantage"]
-MODEL = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
 
 
 class Outage(L.Callback, logging.Handler):
@@ -126,7 +119,7 @@ def make_module(url: str) -> GRPOModule:
     limits = Limits(max_concurrency=32, num_retries=1, call_timeout_seconds=10)
     judge = Judge(model="toy", base_url=f"{url}/v1", auth="none", limits=limits)
     return GRPOModule(
-        Policy(architecture=MODEL),
+        Policy(architecture=TINY_LLAMA),
         [JudgeReward(judge)],
         group_size=4,
         sampling=Sampling(max_tokens=3),

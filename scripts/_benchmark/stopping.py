@@ -20,6 +20,7 @@ from typing import Any
 
 import lightning as L
 from _benchmark.results import Result
+from _tiny_model import TINY_LLAMA
 from killed_run import kill, stage_of
 
 SCRIPTS = Path(__file__).parents[1]
@@ -30,15 +31,7 @@ STOP_SECONDS = 10.0
 MAX_SECONDS = 300
 STEADY_SECONDS = 2.0
 """Time in a stage before the signal."""
-TINY = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-}
+TINY = TINY_LLAMA | {"max_position_embeddings": 4096}
 SMALL = TINY | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4}
 NEVER = {"class_path": "holds.HeldReward", "init_args": {"call": 0}}
 SERVER = {

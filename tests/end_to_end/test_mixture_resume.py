@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from _checks import step_metrics
+from _tiny_model import SPREAD_LLAMA
 from engine_runs import num_steps
 from forked_ranks import Importer, Ranks
 from killed_run import TIMELESS
@@ -27,17 +28,7 @@ CONFIG = {
         "callbacks": [{"class_path": "Checkpoints", "init_args": {"every_n_steps": 2}}],
     },
     "model": {
-        "policy": {
-            "architecture": {
-                "model_type": "llama",
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "num_key_value_heads": 2,
-                "initializer_range": 0.1,
-            }
-        },
+        "policy": {"architecture": SPREAD_LLAMA},
         "group_size": 4,
         "dynamic_sampling_rounds": 1,
         "sampling": {"max_tokens": 4},

@@ -1,4 +1,5 @@
 import pytest
+from text_rewards import Contains, Siblings
 from tiny import completion, prompt
 
 from lit_grpo.rewards import LengthReward, Reward
@@ -6,18 +7,8 @@ from lit_grpo.rewards.reward_checks import check_settings
 from lit_grpo.types import UserError
 
 
-class Contains(Reward):
-    def score(self, prompt, completion):
-        return float("x" in completion.text)
-
-
 class HTTPStatusReward(Contains):
     pass
-
-
-class Siblings(Reward):
-    async def score_group(self, prompt, completions):
-        return [1.0] * len(completions)
 
 
 class WithoutSuper(Reward):

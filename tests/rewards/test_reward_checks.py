@@ -1,19 +1,10 @@
 import pytest
+from text_rewards import Contains, Siblings
 
 from lit_grpo.rewards import Reward
 from lit_grpo.rewards.reward_checks import check_settings
 from lit_grpo.rewards.scoring.suite import RewardSuite
 from lit_grpo.types import UserError
-
-
-class Contains(Reward):
-    def score(self, prompt, completion):
-        return float("x" in completion.text)
-
-
-class Siblings(Reward):
-    async def score_group(self, prompt, completions):
-        return [1.0] * len(completions)
 
 
 @pytest.mark.parametrize(

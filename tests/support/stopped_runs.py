@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 from _checks import step_metrics
+from _tiny_model import SPREAD_LLAMA
 from forked_ranks import Importer
 from killed_run import TIMELESS
 from paths import SUPPORT
@@ -37,17 +38,7 @@ def config(*callbacks: dict, reward: dict | None = None, **trainer) -> dict:
             **trainer,
         },
         "model": {
-            "policy": {
-                "architecture": {
-                    "model_type": "llama",
-                    "hidden_size": 32,
-                    "intermediate_size": 64,
-                    "num_hidden_layers": 1,
-                    "num_attention_heads": 2,
-                    "num_key_value_heads": 2,
-                    "initializer_range": 0.1,
-                }
-            },
+            "policy": {"architecture": SPREAD_LLAMA},
             "group_size": 4,
             "sampling": {"max_tokens": 6, "min_tokens": 6},
             "rewards": [reward or {"class_path": "small_runs.ShareOfLowBytes"}],

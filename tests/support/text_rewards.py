@@ -1,4 +1,4 @@
-"""Rewards that are the number which a completion says, and their scores."""
+"""Rewards of what a completion says, and their scores."""
 
 import asyncio
 
@@ -36,3 +36,13 @@ class Fading(Reward):
     def score(self, prompt, completion):
         self.num_scored += 1
         return float(self.num_scored <= 4)
+
+
+class Contains(Reward):
+    def score(self, prompt, completion):
+        return float("x" in completion.text)
+
+
+class Siblings(Reward):
+    async def score_group(self, prompt, completions):
+        return [1.0] * len(completions)

@@ -67,8 +67,6 @@ class CallConvention:
 TRL = CallConvention(
     reserved=("prompts", "completions", "completion_ids"), names=_trl_names, value=_trl_value
 )
-
-
 VERL = CallConvention(reserved=("solution_str",), names=_verl_names, value=_verl_value)
 
 

@@ -18,12 +18,7 @@ from lit_grpo.runs.shutdown import early_signals
 from lit_grpo.runs.shutdown.early_signals import exit_on_signal
 from lit_grpo.runs.shutdown.signals import SIGNALS
 
-
-@pytest.fixture(autouse=True)
-def without_nohup():
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
+pytestmark = pytest.mark.usefixtures("without_nohup")
 
 
 class NoLauncher:

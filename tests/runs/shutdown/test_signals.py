@@ -24,6 +24,8 @@ from lit_grpo.runs.shutdown.signals import LAUNCHERS, SIGNALS, StopOnSignal
 from lit_grpo.stopping import get_stop_reason, stop_run
 from lit_grpo.types import StopReason
 
+pytestmark = pytest.mark.usefixtures("without_nohup")
+
 STEP = outputs(rollouts([[0.0, 1.0]]))
 
 RUN = """
@@ -72,13 +74,6 @@ def said(run_dir: Path) -> str:
 
 def saved(run_dir: Path) -> dict:
     return torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
-
-
-@pytest.fixture(autouse=True)
-def without_nohup():
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("signum", SIGNALS)
